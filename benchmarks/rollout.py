@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.simic.oracles.trial import new_policy
 from esper.simic.training import policy_env

@@ -1,7 +1,7 @@
-"""One server, as a user starts it, and one real browser for all tests of a file.
+"""One server started as by a user, and one real browser per test file.
 
-Playwright keeps an event loop running in this thread as long as its browser is there, so the browser goes
-before the tests of another file come.
+Playwright runs an event loop in this thread while its browser is open, so the browser is closed after each
+file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOCAL = ("127.0.0.1", "localhost")
 
 @dataclass
 class Server:
-    """``esper serve`` in a process of its own."""
+    """``esper serve`` in a separate process."""
 
     process: subprocess.Popen[str]
     url: str
@@ -44,21 +44,21 @@ class Server:
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )
         assert process.stdout is not None
-        said = process.stdout.readline()
-        found = re.search(r"http://\S+", said)
-        assert found, f"{said}{process.stderr.read() if process.stderr else ''}"
+        output = process.stdout.readline()
+        found = re.search(r"http://\S+", output)
+        assert found, f"{output}{process.stderr.read() if process.stderr else ''}"
         return cls(process, found[0])
 
     def stop(self) -> tuple[int, str]:
-        """Interrupt it; its exit code and what it said on the way."""
+        """Interrupt the server; return its exit code and output."""
         self.process.send_signal(signal.SIGINT)
-        _, said = self.process.communicate(timeout=20)
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=20)
+        return self.process.returncode, output
 
 
 @dataclass
 class Seen:
-    """What a page did that nobody sees."""
+    """Console errors and requests of a page."""
 
     errors: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that is served."""
+    """Return the served folder."""
     return tmp_path_factory.mktemp("runs")
 
 
@@ -96,10 +96,10 @@ def seen() -> Seen:
 
 @pytest.fixture
 def page(browser: Browser, seen: Seen) -> Iterator[Page]:
-    """A page that must not complain, and must not ask anybody else."""
+    """Yield a page that must log no errors and must request nothing from elsewhere."""
     opened = browser.new_page(viewport={"width": 1400, "height": 900})
     opened.set_default_timeout(20_000)
-    opened.on("console", lambda said: seen.errors.append(said.text) if said.type == "error" else None)
+    opened.on("console", lambda entry: seen.errors.append(entry.text) if entry.type == "error" else None)
     opened.on("pageerror", lambda error: seen.errors.append(str(error)))
     opened.on(
         "request",

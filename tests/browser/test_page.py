@@ -1,4 +1,4 @@
-"""The page in a real browser: it follows a run, shows what the rows say, and works without a mouse."""
+"""The page in a real browser: live updates, content, and use without a mouse."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 
 from esper.karn.drawing.picture import Picture
 from esper.karn.figures import figure_named
-from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.run import open_run
 from esper.nissa.encoding import RowEncoder
 from esper.nissa.writer import RunWriter
@@ -25,14 +25,14 @@ EPISODE, TRAINING = "episode", "deep/training"
 
 @pytest.fixture(scope="module", autouse=True)
 def written(runs: Path) -> None:
-    """Two runs that are finished."""
+    """Write two finished runs."""
     write_run(runs / EPISODE)
     write_run(runs / TRAINING, training(3), iterations=3, controller="ppo")
 
 
 @pytest.fixture
 def live(page, server, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
-    """A run that has begun."""
+    """Yield a run in progress."""
     with RunWriter(runs / "live") as writer:
         writer.emit(fake_run.run_row("live"))
         writer.emit(fake_run.epoch_row(0))
@@ -42,9 +42,9 @@ def live(page, server, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
 
 
 def move_away(page, server, run: Path, place: Path) -> None:
-    """In one step, so that nobody reads half a run, and when the page asks for nothing of it any more.
+    """Move a run away in one step, after the page has no open request for it.
 
-    The server looks anew after a while; a page that is opened before that would ask for what is gone.
+    The server walks the folder only now and then; a page opened before that would request the missing run.
     """
     page.close()
     run.rename(place / run.name)
@@ -57,7 +57,7 @@ def row_of(page, name: str):
 
 
 def open_page(page, server, name: str | None = None) -> None:
-    """The list, or the page of a run that is in it."""
+    """Open the list, or the page of a run in it."""
     page.goto(server.url)
     if name is not None:
         row_of(page, name).get_by_role("link").click()
@@ -78,10 +78,10 @@ def picture_of(run: Path, key: str, episode: EpisodeKey | None = None) -> Pictur
     return picture
 
 
-# --- live -----------------------------------------------------------------------------------------
+# --- live updates -----------------------------------------------------------------------------------
 
 
-def test_a_run_appears_in_the_list_and_its_numbers_follow_without_a_reload(page, server, runs, tmp_path):
+def test_new_run_appears_in_the_list_and_its_numbers_update_without_reload(page, server, runs, tmp_path):
     open_page(page, server)
     expect(row_of(page, EPISODE)).to_contain_text("61.5")
     expect(page.locator("#connection")).to_have_text("live")
@@ -103,7 +103,7 @@ def test_a_run_appears_in_the_list_and_its_numbers_follow_without_a_reload(page,
     assert page.evaluate("window.isTheSamePage")
 
 
-def test_the_page_of_a_run_follows_it_to_its_end(page, server, live):
+def test_page_of_a_run_follows_it_to_its_end(page, server, live):
     open_page(page, server, "live")
     page.evaluate("window.isTheSamePage = true")
     expect(fact(page, "progress")).to_have_text("epoch 0/8")
@@ -133,7 +133,7 @@ def test_the_page_of_a_run_follows_it_to_its_end(page, server, live):
     assert page.evaluate("window.isTheSamePage")
 
 
-def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, tmp_path):
+def test_page_reconnects_after_the_server_comes_back(page, seen, tmp_path):
     write_run(tmp_path / "mine", [fake_run.epoch_row(1)])
     server = Server.start(tmp_path, "--port", "0")
     port = server.url.rpartition(":")[2].strip("/")
@@ -149,13 +149,13 @@ def test_a_page_that_lost_its_server_goes_on_where_that_comes_back(page, seen, t
     expect(page.locator("#connection")).to_have_text("live")
     expect(row_of(page, "mine")).to_contain_text("22.5")
     again.stop()
-    seen.errors.clear()  # the browser notes that nobody answered
+    seen.errors.clear()  # the browser logs that there was no answer
 
 
-# --- what is shown --------------------------------------------------------------------------------
+# --- content ----------------------------------------------------------------------------------------
 
 
-def test_what_a_reader_opened_and_focused_stays_while_numbers_change(page, server, live):
+def test_open_details_and_focus_survive_updates(page, server, live):
     open_page(page, server, "live")
     details = panel(page, "growth").locator("details")
     details.locator("summary").click()
@@ -169,7 +169,7 @@ def test_what_a_reader_opened_and_focused_stays_while_numbers_change(page, serve
     expect(details.locator(".scroll")).to_be_focused()
 
 
-def test_lanes_are_those_of_the_chosen_episode(page, server, runs):
+def test_lanes_show_the_selected_episode(page, server, runs):
     open_page(page, server, TRAINING)
     shown = page.get_by_label("which iteration or episode")
 
@@ -185,7 +185,7 @@ def test_lanes_are_those_of_the_chosen_episode(page, server, runs):
     expect(shown).to_have_value("0-2-0")
 
 
-def test_a_key_opens_every_table_and_a_place_of_a_chart_says_its_values(page, server):
+def test_key_opens_every_table_and_a_tooltip_shows_the_values_of_a_bin(page, server):
     open_page(page, server, EPISODE)
     expect(panel(page, "growth").locator("svg")).to_be_visible()
 
@@ -193,11 +193,11 @@ def test_a_key_opens_every_table_and_a_place_of_a_chart_says_its_values(page, se
 
     expect(panel(page, "growth").locator("tbody tr")).to_have_count(9)
     expect(panel(page, "growth").locator("tbody")).to_be_visible()
-    said = panel(page, "growth").locator("svg .hits title").all_text_contents()
-    assert said[-1] == "epoch 8: twin 22.0, score 62.0, parameters 438"
+    tooltips = panel(page, "growth").locator("svg .hits title").all_text_contents()
+    assert tooltips[-1] == "epoch 8: twin 22.0, score 62.0, parameters 438"
 
 
-def test_two_runs_stand_side_by_side_on_the_same_axes(page, server, runs):
+def test_two_runs_are_shown_side_by_side_on_the_same_axes(page, server, runs):
     open_page(page, server)
     for name in (EPISODE, TRAINING):
         expect(row_of(page, name)).to_contain_text("finished")
@@ -218,10 +218,10 @@ def test_two_runs_stand_side_by_side_on_the_same_axes(page, server, runs):
     assert boxes[0]["x"] + boxes[0]["width"] < boxes[1]["x"]
 
 
-# --- how it is used -------------------------------------------------------------------------------
+# --- interaction ------------------------------------------------------------------------------------
 
 
-def test_everything_is_reached_with_keys(page, server):
+def test_everything_is_reachable_by_keyboard(page, server):
     open_page(page, server)
     for name in (EPISODE, TRAINING):
         expect(row_of(page, name)).to_contain_text("finished")
@@ -239,7 +239,7 @@ def test_everything_is_reached_with_keys(page, server):
     expect(page.get_by_role("button", name="compare")).to_be_visible()
     page.keyboard.press("Shift+C")
     expect(page.locator("h1")).to_have_text(names)
-    page.wait_for_load_state()  # keys do nothing before the page's script has run
+    page.wait_for_load_state()  # keys do nothing before the script of the page has run
 
     page.keyboard.press("Escape")
     expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()
@@ -253,7 +253,7 @@ def test_everything_is_reached_with_keys(page, server):
     expect(page.locator("h1")).to_have_text(names[0])
 
 
-def test_light_and_dark_follow_the_system_until_one_is_chosen(page, server):
+def test_theme_follows_the_system_until_one_is_selected(page, server):
     def paper() -> str:
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -270,7 +270,7 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(page, server):
 
 
 @pytest.mark.parametrize("name", [None, TRAINING])
-def test_a_phone_needs_no_scrolling_sideways(page, server, name):
+def test_phone_needs_no_horizontal_scrolling(page, server, name):
     page.set_viewport_size({"width": 390, "height": 844})
     open_page(page, server, name)
     if name is not None:

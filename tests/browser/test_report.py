@@ -1,4 +1,4 @@
-"""The report in a real browser: on a phone and on a desk, by day and by night, from a file and offline."""
+"""The report in a real browser: phone and desktop, light and dark, from a file and offline."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1280, "dark")])
-def test_a_report_is_read_without_scrolling_sideways_and_asks_for_nothing(browser, report, width, scheme):
+def test_report_needs_no_horizontal_scrolling_and_requests_nothing(browser, report, width, scheme):
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     asked, errors = [], []
     page.on("request", lambda request: asked.append(request.url))
-    page.on("console", lambda said: errors.append(said.text) if said.type == "error" else None)
+    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
     page.on("pageerror", lambda error: errors.append(str(error)))
 
     page.goto(report.as_uri())
@@ -33,7 +33,7 @@ def test_a_report_is_read_without_scrolling_sideways_and_asks_for_nothing(browse
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(", "))) < 120) == (scheme == "dark")
-    # A number in a picture is no smaller than 8 pixels on the phone.
+    # A number in a picture is at least 8 pixels high on the phone.
     heights = page.evaluate(
         "[...document.querySelectorAll('svg.esper text')].map(one => one.getBoundingClientRect().height)"
     )

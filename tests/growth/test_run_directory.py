@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from rich.console import Console
 
 from esper import open_run
-from esper.karn.lines import line_of, log
+from esper.karn.log_lines import line_of, log
 from esper.karn.report import render_report
 from esper.karn.runs import as_json, listed
 from esper.karn.screen import screen

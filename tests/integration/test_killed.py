@@ -14,7 +14,7 @@ import pytest
 
 from esper.karn.run import Run, open_run
 from esper.leyline.rows import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
-from esper.nissa import compaction, journal
+from esper.nissa import compaction
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli

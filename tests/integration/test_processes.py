@@ -17,7 +17,7 @@ from torch.distributed import FileStore
 from esper.karn.run import read_rows
 from esper.leyline.errors import EsperError
 from esper.leyline.rows import EpochRow, Row
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent

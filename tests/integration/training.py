@@ -17,8 +17,8 @@ import pytest
 from esper.karn.run import open_run
 from esper.leyline import LifecycleRules
 from esper.leyline.rows import TABLES, AlertRow, Row, UpdateRow
-from esper.nissa.rules import MACHINE_RULES
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
+from esper.nissa.alert_rules import MACHINE_RULES
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.guard import USAGE_ERROR, exit_on_error
@@ -52,16 +52,16 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
         return found._replace(mean_return=found.mean_return + trainer.iteration)
 
     patch.setattr(Trainer, "evaluate", eventful)
-    take = Watch.take
+    take = AlertMonitor.take
 
-    def worried(watch: Watch, row: Row) -> list[AlertRow]:
+    def worried(watch: AlertMonitor, row: Row) -> list[AlertRow]:
         found = take(watch, row)
         if isinstance(row, UpdateRow) and row.iteration == 2 and watch._past.run.task == "tiny":
             alert = {"rule": "test", "event": "raised", "severity": "warning", "scope": "run", "hint": ""}
             found.append(AlertRow(**alert, value=None, limit=None, iteration=2))
         return found
 
-    patch.setattr(Watch, "take", worried)
+    patch.setattr(AlertMonitor, "take", worried)
 
 
 def tiny(**changes: Any) -> TrainingConfig:

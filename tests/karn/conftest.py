@@ -1,4 +1,4 @@
-"""One training that several files ask questions about."""
+"""One generated training shared by several test files."""
 
 import pytest
 

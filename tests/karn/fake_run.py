@@ -1,6 +1,6 @@
-"""A small made-up run: the rows that an engine would emit, worked out by hand rather than trained.
+"""Rows of a small run, written by hand instead of trained.
 
-Three slots over eight epochs: a seed that is kept, one that is pruned, one that the horizon removes.
+Three slots over eight epochs: one seed is fossilized, one is pruned, one is removed at the horizon.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ G, T, B, H, F, P = (
 )
 E, R, D = Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT
 STAGES_OF_SEED = {0: {1: T, 2: B, 3: B, 4: H, 5: H, 6: F, 7: F, 8: F}, 1: {2: T, 3: T, 4: B}, 2: {7: T, 8: T}}
-"""Stage after each epoch, by seed; seed i sits in slot i."""
+"""Stage after each epoch, by seed; seed i is in slot i."""
 SEED_PARAMS = (148, 1200, 40)
 SEED_BLUEPRINTS = (BlueprintAction.CONV_LIGHT, BlueprintAction.CONV_HEAVY, BlueprintAction.NORM)
 SEED_STYLES = (Style.LINEAR_ADD, Style.GATED_GATE, Style.SIGMOID_ADD)
@@ -220,7 +220,7 @@ def episode_row(episode: int = 0) -> EpisodeRow:
 
 
 def policy_decision_row(epoch: int, episode: int = 0, env: int = 0) -> DecisionRow:
-    """A decision of a policy in a training: GERMINATE conv_light in r0c1, of which all is known."""
+    """Return a decision of a policy with all columns known: GERMINATE conv_light in r0c1."""
     return DecisionRow(
         env=env,
         episode=episode,
@@ -264,7 +264,7 @@ def resource_row() -> ResourceRow:
 
 
 def update_row(number: int) -> UpdateRow:
-    """An iteration in which one head was never read and nothing was evaluated."""
+    """Return an update in which one head was never used and nothing was evaluated."""
     return UpdateRow(
         iteration=number,
         mean_return=0.5,
@@ -319,7 +319,7 @@ def one_row_of_each_table() -> dict[str, Row]:
 
 
 def episode(episode: int = 0) -> Iterator[Row]:
-    """The rows of one whole episode in the order in which they happen."""
+    """Yield the rows of one whole episode in order."""
     yield epoch_row(0, episode)
     for epoch in range(1, EPOCHS + 1):
         yield decision_row(epoch - 1, episode)

@@ -1,7 +1,7 @@
-"""A small made-up training: iterations of episodes of ``fake_run``, by formula rather than trained.
+"""Rows of a small training, made by formula from the episodes of ``fake_run``.
 
-Returns rise from iteration to iteration and differ between environments. A troubled one has what a screen
-must show well: numbers outside their bands, heads that were never read, an episode that broke down, alerts.
+Returns rise with the iteration and differ between environments. The troubled variant has metrics outside
+their bands, unused heads, a failed episode and alerts.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def run_row(*, iterations: int = ITERATIONS) -> RunRow:
 
 
 def episode_row(number: int, env: int) -> EpisodeRow:
-    """The end of an episode: 0.02 more return per iteration, 0.1 more per environment."""
+    """Return the last row of an episode: return 0.02 higher per iteration, 0.1 higher per environment."""
     return replace(
         fake_run.episode_row(number - 1),
         env=env,
@@ -52,7 +52,7 @@ def update_row(number: int) -> UpdateRow:
 
 
 def troubled(row: UpdateRow) -> UpdateRow:
-    """The same iteration with numbers outside their bands and others that are unknown."""
+    """Return the update with metrics outside their bands and unknown values."""
     return replace(
         row,
         approx_kl=0.0812,
@@ -88,7 +88,7 @@ def alert_row(
 
 
 def episode(number: int, env: int) -> Iterator[EnvRow]:
-    """One episode of ``fake_run`` in an environment of iteration ``number``."""
+    """Yield one episode of ``fake_run`` in an environment of iteration ``number``."""
     for row in fake_run.episode(number - 1):
         assert isinstance(row, EnvRow)
         is_end = isinstance(row, EpisodeRow)
@@ -96,7 +96,7 @@ def episode(number: int, env: int) -> Iterator[EnvRow]:
 
 
 def broken_episode(number: int, env: int) -> Iterator[EnvRow]:
-    """An episode that broke down after three epochs, and the beginning of the attempt that followed it."""
+    """Yield an episode that failed after three epochs, and the start of the next attempt."""
     yield from (row for row in episode(number, env) if row.epoch <= 3)
     end = episode_row(number, env)
     yield replace(end, epoch=3, ended_by="governor", val_score=9.5, total_reward=-0.5)
@@ -106,21 +106,21 @@ def broken_episode(number: int, env: int) -> Iterator[EnvRow]:
 
 
 def iteration_rows(number: int) -> Iterator[Row]:
-    """All rows of an iteration, as a training hands them over."""
+    """Yield all rows of an iteration in the order of a training."""
     for env in range(ENVS):
         yield from episode(number, env)
     yield update_row(number)
 
 
 def ends_of_iteration(number: int) -> Iterator[Row]:
-    """An iteration as a summary keeps it."""
+    """Yield only the episode rows and the update of an iteration."""
     for env in range(ENVS):
         yield episode_row(number, env)
     yield update_row(number)
 
 
 def course(iterations: int) -> Iterator[Row]:
-    """A training after so many iterations; only the last one with its episodes."""
+    """Yield a training after ``iterations`` iterations; only the last one has the rows of its episodes."""
     yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)
@@ -128,7 +128,7 @@ def course(iterations: int) -> Iterator[Row]:
 
 
 def troubled_course(iterations: int) -> Iterator[Row]:
-    """The same with trouble in the last iteration."""
+    """Yield the same training with a troubled last iteration."""
     yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)

@@ -1,6 +1,6 @@
-"""Runs that were made up: episodes in which seeds germinate, blend and end by dice, as rows of a real run.
+"""Generated runs: episodes in which seeds germinate, blend and end at random, as rows.
 
-Every number in them is a row's own, so that a test can compute what a view must say from the rows alone.
+Tests compute the expected content of a view from the rows alone.
 """
 
 import itertools
@@ -42,7 +42,7 @@ class _Slot:
 
 @dataclass
 class Episode:
-    """One episode: the rows it wrote and the state it is in."""
+    """One episode: its rows and its current state."""
 
     env: int
     episode: int
@@ -203,7 +203,7 @@ class Episode:
         )
 
     def live(self, epochs: int | None = None) -> list[Row]:
-        """All rows; ``epochs``: those of an episode that goes on."""
+        """Return all rows; with ``epochs``, the rows of an unfinished episode."""
         for epoch in range(self.horizon if epochs is None else epochs):
             self._decide(epoch)
             self._tick(epoch + 1)
@@ -220,7 +220,7 @@ def run_row(
     envs: int = 1,
     iterations: int | None = None,
 ) -> RunRow:
-    """The run's own row."""
+    """Return the run row."""
     config = {"episodes": 1, "nested": {"rate": 0.5}}
     if iterations is not None:
         config = {"iterations": iterations, "target_kl": 0.03}
@@ -236,7 +236,7 @@ def run_row(
 
 
 def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random) -> UpdateRow:
-    """The update after the episodes of an iteration; the heads ``style`` and ``tempo`` lose their choice."""
+    """Return the update of an iteration; the heads ``style`` and ``tempo`` lose their choice."""
     returns = [episode.total_reward or 0.0 for episode in episodes]
     chosen = [sum(episode.op_counts[op] for episode in episodes) for op in range(len(OP_NAMES))]
     entropy = [
@@ -280,7 +280,7 @@ def alert_row(rule: str, event: str = "raised", *, scope: str = "run", **where: 
 def run_rows(
     *, episodes: int = 1, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
 ) -> list[Row]:
-    """A run without training."""
+    """Return the rows of a run without training."""
     names = [f"r0c{index}" for index in range(slots)]
     rows: list[Row] = [run_row(horizon=horizon, slots=names)]
     for episode in range(episodes):
@@ -291,7 +291,7 @@ def run_rows(
 def training_rows(
     *, iterations: int = 3, envs: int = 4, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
 ) -> list[Row]:
-    """A training."""
+    """Return the rows of a training."""
     names = [f"r0c{index}" for index in range(slots)]
     rows: list[Row] = [run_row(horizon=horizon, slots=names, envs=envs, iterations=iterations)]
     for number in range(1, iterations + 1):
@@ -310,7 +310,7 @@ def training_rows(
 
 
 def write(directory: Path, rows: Iterable[Row], tick: float = 0.01) -> Path:
-    """A run that is not written any more; the clock goes on by ``tick`` seconds whenever it is read."""
+    """Write a run and close it; the clock advances by ``tick`` seconds per reading."""
     clock = itertools.count()
     with RunWriter(directory, clock=lambda: tick * next(clock)) as writer:
         for row in rows:

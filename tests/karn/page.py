@@ -1,4 +1,4 @@
-"""Reads a page back as a browser does: a tree of elements, and what can be asked of it."""
+"""Parser of HTML pages to a tree of elements, for assertions on pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Node:
     children: list[Node | str] = field(default_factory=list)
 
     def all(self, name: str | None = None, **attributes: str) -> Iterator[Node]:
-        """Elements below this one, in order; ``class_`` is one of the classes that they need."""
+        """Return the descendants in order; ``class_`` is a class that they must have."""
         for child in self.children:
             if isinstance(child, Node):
                 if child.name == (name or child.name) and child._has(attributes):
@@ -38,7 +38,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        """What a reader sees, with ordinary spaces."""
+        """Return the visible text, with ordinary spaces."""
         return " ".join(self._raw().split())
 
     def _raw(self) -> str:
@@ -46,7 +46,7 @@ class Node:
 
     @property
     def table(self) -> list[dict[str, str]]:
-        """The rows of the only table in here, by the names of its columns."""
+        """Return the rows of the only table below this element, by column name."""
         columns = [cell.text for cell in self.one("thead").all("th")]
         return [
             dict(zip(columns, [cell.text for cell in row.all("td")], strict=True))
@@ -78,7 +78,7 @@ class _Reader(HTMLParser):
 
 
 def read_page(text: str) -> Node:
-    """The tree of a page whose elements are all closed where they should be."""
+    """Parse a page and check that all elements are closed properly."""
     reader = _Reader()
     reader.feed(text)
     reader.close()

@@ -1,4 +1,4 @@
-"""A folder of made-up runs and a client of the page over it, for the tests of the server."""
+"""A folder of generated runs, and a client of the server over it."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,9 @@ import msgspec
 from msgspec.structs import replace
 from starlette.types import Message, Scope
 
+from esper.karn.serve.access_control import Access
 from esper.karn.serve.app import create_app
 from esper.karn.serve.folder import RunFolder
-from esper.karn.serve.safety import Access
 from esper.leyline.rows import Row
 from tests.karn import fake_run, made_run
 from tests.karn.page import Node, read_page
@@ -22,13 +22,13 @@ LOCAL = Access("127.0.0.1", 8377, token=None)
 
 
 def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any) -> Path:
-    """A run that is not written any more; of one episode unless other rows are given."""
+    """Write a finished run, by default of one episode."""
     own = fake_run.episode() if rows is None else rows
     return made_run.write(directory, [fake_run.run_row(**columns), *own])
 
 
 def training(iterations: int) -> Iterable[Row]:
-    """The rows of a training with one environment."""
+    """Yield the rows of a training with one environment."""
     for number in range(1, iterations + 1):
         for row in fake_run.episode(episode=number - 1):
             yield replace(row, iteration=number)
@@ -36,12 +36,12 @@ def training(iterations: int) -> Iterable[Row]:
 
 
 def lines_of(run: Path) -> Path:
-    """The file with the rows of a short run."""
+    """Return the file with the rows of a short run."""
     return run / "telemetry" / "rows-00000.jsonl"
 
 
 def damage(run: Path) -> Path:
-    """A run that has a line which is no row."""
+    """Add a line to a run that is not a row."""
     with lines_of(run).open("a") as file:
         file.write("<script>alert(1)</script>\n")
     return run
@@ -49,7 +49,7 @@ def damage(run: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said."""
+    """A response of the server."""
 
     status: int
     headers: Mapping[str, str]
@@ -61,19 +61,19 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """The sentence of a refusal."""
+        """Return the message of an error response."""
         if self.headers["content-type"] == "application/json":
             return msgspec.json.decode(self.body)["error"]
         return self.html.one(role="alert").text
 
 
 def facts(head: Node) -> dict[str, str]:
-    """What stands on top of a run's page, by its name."""
+    """Return the values in the head of a run's page, by name."""
     return {one.attributes["data-fact"]: one.one("b").text for one in head.all(class_="fact")}
 
 
 class Client:
-    """Asks the page as a browser would, but with the path exactly as it is given."""
+    """Client that sends paths exactly as given, without normalisation."""
 
     def __init__(self, folder: Path, access: Access = LOCAL) -> None:
         self.app = create_app(RunFolder(folder, clock=lambda: self._now), access)
@@ -82,7 +82,7 @@ class Client:
         self._ids: dict[str, str] = {}
 
     def ask(self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
-        self._now += 1000  # seconds, so that the folder is looked at again
+        self._now += 1000  # seconds, so that the folder is walked again
         path, _, query = target.partition("?")
         given = {"host": f"{self.access.host}:{self.access.port}", **(headers or {})}
         scope: Scope = {
@@ -100,13 +100,13 @@ class Client:
         }
         sent: list[Message] = []
 
-        said = iter([{"type": "http.request", "body": b"", "more_body": False}])
+        messages = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
         async def receive() -> Message:
-            for message in said:
+            for message in messages:
                 return message
-            await asyncio.Event().wait()  # the browser stays, and says nothing more
-            raise AssertionError("nobody sets this event")
+            await asyncio.Event().wait()  # the client stays connected and sends nothing more
+            raise AssertionError("this event is never set")
 
         async def send(message: Message) -> None:
             sent.append(message)
@@ -118,7 +118,7 @@ class Client:
         return Answer(start["status"], answered, content)
 
     def rows(self, *, patiently: bool = True) -> dict[str, Node]:
-        """The lines of the list, by the names of their runs."""
+        """Return the rows of the list by run name."""
         while patiently and b"pending" in self.ask("/rows").body:
             pass
         return {row.attributes["data-name"]: row for row in self.ask("/rows").html.all("tr")}

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import LETTER, WIDTH
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.lanes import lanes
-from esper.karn.questions.verdict import verdict_picture
+from esper.karn.questions.cost_comparison import verdict_picture
+from esper.karn.questions.episode_selection import EpisodeKey
+from esper.karn.questions.slot_lanes import lanes
 from esper.karn.run import Run, open_run
 from esper.leyline import Stage
 from esper.leyline.rows import EpochRow, Row, RunRow, SeedRow, UpdateRow
@@ -39,7 +39,7 @@ def episode_in_progress() -> list[Row]:
 
 
 def unknowns() -> list[Row]:
-    """A training in which everything that may be unknown is unknown."""
+    """Yield a training in which every optional value is unknown."""
     rows = made_run.training_rows(iterations=2, envs=2, horizon=4, full=False)
     for row in rows:
         if isinstance(row, EpochRow):
@@ -77,7 +77,7 @@ def runs(tmp_path_factory) -> dict[str, Run]:
 
 
 def pictures(runs: dict[str, Run]) -> Iterator[tuple[str, Picture]]:
-    """Every picture of every run, named."""
+    """Return every picture of every run, by name."""
     for (name, run), figure in itertools.product(runs.items(), FIGURES):
         picture = figure.answer(run)
         if picture is not None:
@@ -92,7 +92,7 @@ def drawn(runs) -> dict[str, Picture]:
 
 
 class Box(NamedTuple):
-    """Where a text lies, as large as it gets."""
+    """Bounding box of a text at its largest size."""
 
     content: str
     left: float
@@ -121,14 +121,14 @@ def overlap(one: Box, other: Box) -> bool:
     )
 
 
-# --- every picture --------------------------------------------------------------------------------
+# --- all pictures -----------------------------------------------------------------------------------
 
 
-def test_every_question_is_answered_by_some_run(drawn):
+def test_every_figure_is_drawn_for_at_least_one_run(drawn):
     assert {name.split(" of ")[0] for name in drawn} == {"verdict", *(figure.key for figure in FIGURES)}
 
 
-def test_a_picture_is_well_formed_and_says_what_it_shows(drawn):
+def test_picture_is_well_formed_and_has_title_and_description(drawn):
     for name, picture in drawn.items():
         root = ElementTree.fromstring(picture.svg)
         assert root.tag == f"{SVG}svg", name
@@ -137,13 +137,13 @@ def test_a_picture_is_well_formed_and_says_what_it_shows(drawn):
         assert picture.caption.endswith("."), name
 
 
-def test_every_number_in_a_drawing_is_one(drawn):
+def test_every_coordinate_in_a_drawing_is_a_number(drawn):
     for name, picture in drawn.items():
         assert not re.search(r"\b(nan|inf|None)\b", picture.svg), name
         assert not re.search(r"\d\.\d\d", " ".join(re.findall(r' d="([^"]*)"', picture.svg))), name
 
 
-def test_no_text_leaves_its_drawing_or_covers_another(drawn):
+def test_texts_stay_within_the_drawing_and_do_not_overlap(drawn):
     for name, picture in drawn.items():
         height = float(ElementTree.fromstring(picture.svg).get("viewBox").split()[3])
         found = boxes(picture)
@@ -166,42 +166,42 @@ def test_shapes_stay_within_their_drawing(drawn):
             assert -1 <= y <= y + high <= height + 1, (name, shape.attrib)
 
 
-def test_a_long_training_takes_little_room(runs):
+def test_picture_of_a_long_training_is_small(runs):
     answers = {figure.key: figure.answer(runs["a long training"]) for figure in FIGURES}
     sizes = {key: len(picture.svg.encode()) for key, picture in answers.items() if picture is not None}
 
     assert sum(sizes.values()) < 400_000, sizes
 
 
-def test_a_run_of_which_nothing_is_known_has_no_alerts(runs):
+def test_run_without_rows_has_only_an_empty_alert_figure(runs):
     answers = {figure.key: figure.answer(runs["nothing"]) for figure in FIGURES}
 
     assert {key for key, picture in answers.items() if picture is not None} == {"alerts"}
     assert answers["alerts"].rows == []
 
 
-def test_a_table_that_does_not_fit_its_columns_is_refused():
+def test_picture_with_a_row_of_wrong_length_raises():
     with pytest.raises(ValueError, match="2 cells"):
         Picture("", ["a", "b"], [["1"]], "")
 
 
-def test_a_drawing_that_stands_alone_carries_its_style(drawn):
+def test_standalone_drawing_contains_its_stylesheet(drawn):
     text = drawn["lanes of an episode"].standalone()
-    assert drawn["lanes of an episode"]._repr_svg_() == text  # what a notebook asks for
+    assert drawn["lanes of an episode"]._repr_svg_() == text  # called by notebooks
     style = ElementTree.fromstring(text).find(f"{SVG}style")
 
     assert "--stage-fossilized:#009E73" in style.text
     assert "prefers-color-scheme:dark" in style.text
 
 
-# --- what is drawn is what the table says -----------------------------------------------------------
+# --- drawing and table agree ------------------------------------------------------------------------
 
 
 def texts(picture: Picture) -> list[str]:
     return [box.content for box in boxes(picture)]
 
 
-def test_growth_is_labelled_with_its_last_row(drawn):
+def test_growth_labels_equal_the_last_row_of_the_table(drawn):
     for name in ("growth of an episode", "growth of a training"):
         last = dict(zip(drawn[name].columns, drawn[name].rows[-1], strict=True))
         assert {f"score {last['score']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
@@ -209,7 +209,7 @@ def test_growth_is_labelled_with_its_last_row(drawn):
         )
 
 
-def test_lanes_are_labelled_with_what_the_table_says(drawn):
+def test_lane_labels_equal_the_table(drawn):
     picture = drawn["lanes of an episode"]
     shown = texts(picture)
     kept = [row for row in picture.rows if row[4].startswith("fossilized")]
@@ -220,7 +220,7 @@ def test_lanes_are_labelled_with_what_the_table_says(drawn):
         assert f"{row[6]} params" in shown
 
 
-def test_worth_is_labelled_with_what_the_table_says(drawn):
+def test_worth_labels_equal_the_table(drawn):
     picture = drawn["worth of a training"]
     shown = texts(picture)
 
@@ -230,7 +230,7 @@ def test_worth_is_labelled_with_what_the_table_says(drawn):
         assert f"{row[4]} kept, {row[5]} pruned" in shown
 
 
-def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
+def test_health_shows_the_limit_of_a_value_outside_its_band(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
     for row in rows:
         if isinstance(row, UpdateRow):
@@ -246,11 +246,11 @@ def test_health_shows_the_limit_beside_a_value_outside(tmp_path):
     assert looks["0.2"] == "dim"
 
 
-# --- lanes ----------------------------------------------------------------------------------------
+# --- lanes ------------------------------------------------------------------------------------------
 
 
 def bars(picture: Picture) -> list[tuple[float, float, str]]:
-    """Left, right and stage of every bar."""
+    """Return left edge, right edge and stage of every bar."""
     rects = ElementTree.fromstring(picture.svg).iter(f"{SVG}rect")
     found = [rect for rect in rects if rect.find(f"{SVG}title") is not None]
     return [
@@ -260,7 +260,7 @@ def bars(picture: Picture) -> list[tuple[float, float, str]]:
 
 
 def hand_made(tmp_path: Path, *, full: bool) -> Picture:
-    """Ten epochs in one slot: trained from 0, blended from 2 at 0.5, fossilized after 4."""
+    """Return ten epochs of one slot: training from 0, blending at 0.5 from 2, fossilized after 4."""
 
     def seed(epoch: int, stage: Stage, alpha: float) -> SeedRow:
         return replace(fake_run.seed_row(0, 4), epoch=epoch, stage=stage, alpha=alpha)
@@ -283,7 +283,7 @@ def hand_made(tmp_path: Path, *, full: bool) -> Picture:
 
 def test_bars_cover_exactly_the_epochs_of_their_stages(tmp_path):
     picture = hand_made(tmp_path, full=True)
-    # The axis goes from 48.4 to 516 over ten epochs: 46.76 units each.
+    # The axis maps ten epochs to 48.4 … 516: 46.76 units each.
     expected = [
         (48.4, 141.9, "tint training"),
         (141.9, 235.4, "tint blending"),
@@ -295,7 +295,7 @@ def test_bars_cover_exactly_the_epochs_of_their_stages(tmp_path):
 
 
 def filled(picture: Picture, stage: str) -> list[float]:
-    """The heights at which the filled part of a stage's bar ends."""
+    """Return the heights at which the filled part of a stage's bar ends."""
     paths = [
         path.get("d")
         for path in ElementTree.fromstring(picture.svg).iter(f"{SVG}path")
@@ -305,23 +305,23 @@ def filled(picture: Picture, stage: str) -> list[float]:
     return [float(height) for height in re.findall(r"V(-?[\d.]+)", commands)]
 
 
-def test_the_filled_height_is_alpha(tmp_path):
+def test_filled_height_of_a_bar_is_alpha(tmp_path):
     picture = hand_made(tmp_path, full=True)
 
-    # A bar is 25 high and stands on 223: half of it ends at 210.5.
+    # A bar is 25 high with its base at 223: half of it ends at 210.5.
     assert filled(picture, "training") == [223.0, 223.0]
     assert filled(picture, "blending") == [210.5, 223.0]
     assert filled(picture, "fossilized") == [198.0, 223.0]
 
 
-def test_where_alpha_was_not_recorded_bars_are_full(tmp_path):
+def test_bars_are_full_if_alpha_was_not_recorded(tmp_path):
     picture = hand_made(tmp_path, full=False)
 
     assert filled(picture, "training") == filled(picture, "blending") == [198.0, 223.0]
     assert "not recorded" in picture.caption
 
 
-def test_every_move_that_matters_has_its_mark(drawn, runs):
+def test_germination_fossilization_and_pruning_have_marks(drawn, runs):
     for name in ("an episode", "eight slots", "a training"):
         found = lanes(runs[name])
         marks = [mark for lane in found.lanes for mark in lane.marks]

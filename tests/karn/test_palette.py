@@ -10,20 +10,20 @@ from esper.leyline.stages import Stage
 OKABE_ITO = {"#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"}
 
 
-def test_glyphs_and_letters_tell_all_stages_apart_without_colour():
+def test_glyphs_and_letters_distinguish_all_stages_without_colour():
     assert len({look.glyph for look in LOOKS.values()}) == 10
     assert len({look.letter for look in LOOKS.values()}) == 10
     assert all(cell_len(look.glyph) == 1 for look in LOOKS.values())
     assert all(look.letter.isascii() for look in LOOKS.values())
 
 
-def test_colours_are_colour_blind_safe_and_differ_where_a_seed_is_live_or_ends():
+def test_colours_are_colour_blind_safe_and_distinct_for_live_and_final_stages():
     assert {look.colour for look in LOOKS.values()} <= OKABE_ITO
     others = {Stage.UNKNOWN, Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING}
     assert len({LOOKS[stage].colour for stage in set(Stage) - others}) == 6
 
 
-# --- what is drawn can be seen ----------------------------------------------------------------------
+# --- contrast ---------------------------------------------------------------------------------------
 
 
 Colour = tuple[float, ...]
@@ -39,7 +39,7 @@ def mixed(over: Colour, under: Colour, opacity: float) -> Colour:
 
 
 def contrast(one: Colour, other: Colour) -> float:
-    """As WCAG 2 has it."""
+    """Return the contrast ratio of WCAG 2."""
 
     def luminance(found: Colour) -> float:
         parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in found]
@@ -55,7 +55,7 @@ def opacity_of(look: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_lines_and_texts_stand_out_from_the_paper(theme):
+def test_lines_and_texts_have_enough_contrast_with_the_background(theme):
     inks = {name: colour(text) for name, text in INKS[theme].items()}
 
     assert contrast(inks["ink"], inks["paper"]) >= 7
@@ -64,7 +64,7 @@ def test_lines_and_texts_stand_out_from_the_paper(theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_twin_stands_out_from_the_paper_and_from_the_bands_it_crosses(theme):
+def test_twin_line_has_enough_contrast_with_background_and_bands(theme):
     inks = {name: colour(text) for name, text in INKS[theme].items()}
     outer = mixed(inks["ink"], inks["paper"], opacity_of("fan"))
     inner = mixed(inks["ink"], outer, opacity_of("fan.inner"))
@@ -73,4 +73,4 @@ def test_the_twin_stands_out_from_the_paper_and_from_the_bands_it_crosses(theme)
         assert contrast(inks["twin"], ground) >= 3
     (twin,) = re.findall(r"\.esper \.twin\{([^}]*)\}", STYLE)
     assert twin.startswith("stroke:var(--twin);stroke-width:2;")
-    assert "vector-effect:non-scaling-stroke" in twin  # as thick in a narrow picture as in a wide one
+    assert "vector-effect:non-scaling-stroke" in twin  # equally thick in narrow and wide pictures

@@ -7,27 +7,24 @@ import pytest
 from msgspec.structs import replace
 
 from esper.files.writer_lock import WriterLock
-from esper.karn.outcome import differences
+from esper.karn.questions.breakdowns import reward, times
 from esper.karn.questions.choices import choices
-from esper.karn.questions.episodes import (
+from esper.karn.questions.cost_comparison import verdict
+from esper.karn.questions.episode_selection import (
     EpisodeKey,
     default_episode,
     episode_name,
     episodes,
     notable_episodes,
 )
-from esper.karn.questions.growth import growth
-from esper.karn.questions.heads import heads
-from esper.karn.questions.health import beyond, health
 from esper.karn.questions.honesty import honesty
-from esper.karn.questions.improvement import improvement
 from esper.karn.questions.interactions import interactions
-from esper.karn.questions.places import MOST_POINTS
-from esper.karn.questions.progress import progress
-from esper.karn.questions.reward import reward
-from esper.karn.questions.times import times
-from esper.karn.questions.verdict import verdict
+from esper.karn.questions.learning_curves import growth, improvement
+from esper.karn.questions.overview import progress
+from esper.karn.questions.policy_health import beyond, heads, health
+from esper.karn.questions.series import MOST_POINTS
 from esper.karn.run import Run, open_run
+from esper.karn.run_result import differences
 from esper.leyline import OP_NAMES
 from esper.leyline.rows import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow
 from tests.karn import made_run
@@ -49,7 +46,7 @@ def iterations_of(episodes: Sequence[EpisodeRow]) -> dict[int, list[EpisodeRow]]
     return found
 
 
-# --- episodes ----------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------
 
 
 def test_episodes_are_listed_by_iteration_and_environment(training, training_rows):
@@ -63,7 +60,7 @@ def test_episodes_are_listed_by_iteration_and_environment(training, training_row
     assert all(episode.score == scores[episode.key] for episode in found)
 
 
-def test_an_episode_that_goes_on_is_listed_with_what_is_known(tmp_path):
+def test_unfinished_episode_is_listed_with_its_last_score(tmp_path):
     rows = made_run.Episode(0, 0, 3, 20, random.Random(1)).live(epochs=4)
     (episode,) = episodes(opened(tmp_path, [made_run.run_row(), *rows]))
 
@@ -71,16 +68,14 @@ def test_an_episode_that_goes_on_is_listed_with_what_is_known(tmp_path):
     assert episode == (EpisodeKey(0, 0), None, last.val_score)
 
 
-def test_the_default_episode_is_the_best_of_a_training_and_the_last_of_a_run(
-    training, training_rows, tmp_path
-):
+def test_default_episode_is_the_best_of_a_training_and_the_last_of_a_run(training, training_rows, tmp_path):
     best = max(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
     assert default_episode(training) == EpisodeKey(best.env, best.episode)
     assert default_episode(opened(tmp_path, made_run.run_rows(episodes=3, horizon=3))) == EpisodeKey(0, 2)
 
 
-def test_best_median_and_worst_episode_are_found(training, training_rows, tmp_path):
+def test_notable_episodes_are_best_median_and_worst(training, training_rows, tmp_path):
     ranked = sorted(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
     assert notable_episodes(training) == {
@@ -92,7 +87,7 @@ def test_best_median_and_worst_episode_are_found(training, training_rows, tmp_pa
     assert set(notable_episodes(two).values()) == {EpisodeKey(0, 0), EpisodeKey(0, 1)}
 
 
-def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
+def test_second_attempt_belongs_to_the_iteration_of_the_failed_episode(tmp_path):
     rows = [
         replace(row, attempt=1)
         if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1
@@ -106,10 +101,10 @@ def test_an_episode_after_a_breakdown_belongs_to_its_iteration(tmp_path):
     assert episode_name(EpisodeKey(1, 1, 1), trained=True) == "iteration 2, environment 1, attempt 2"
 
 
-# --- progress -------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------
 
 
-def test_a_training_counts_iterations_and_a_run_counts_epochs(training, tmp_path):
+def test_progress_counts_iterations_of_a_training_and_epochs_of_a_run(training, tmp_path):
     trained = progress(training)
     grown = progress(opened(tmp_path, made_run.run_rows(horizon=7)))
 
@@ -117,7 +112,7 @@ def test_a_training_counts_iterations_and_a_run_counts_epochs(training, tmp_path
     assert (grown.unit, grown.done, grown.total, grown.share) == ("epoch", 7, 7, 1.0)
 
 
-def test_a_run_that_stopped_has_no_time_left_and_a_living_one_has(tmp_path):
+def test_seconds_left_is_known_only_while_the_run_is_alive(tmp_path):
     rows = [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(1)).live(epochs=5)]
     run = opened(tmp_path, rows)
 
@@ -132,20 +127,20 @@ def test_a_run_that_stopped_has_no_time_left_and_a_living_one_has(tmp_path):
     assert running.steps_per_second == pytest.approx(5 / running.seconds)
 
 
-def test_a_run_without_rows_is_at_its_begin(tmp_path):
+def test_progress_of_a_run_without_rows_is_zero(tmp_path):
     found = progress(opened(tmp_path, [made_run.run_row()]))
 
     assert (found.done, found.share) == (0, 0.0)
     assert found.seconds_left is found.steps_per_second is None
 
 
-# --- growth ---------------------------------------------------------------------------------------
+# --- growth -----------------------------------------------------------------------------------------
 
 
-def test_growth_of_a_training_is_the_spread_of_its_iterations(training, training_rows):
+def test_growth_of_a_training_has_quantiles_per_iteration(training, training_rows):
     found = growth(training)
 
-    assert (found.axis, found.end, found.places) == ("iteration", 3, ((1, 1), (2, 2), (3, 3)))
+    assert (found.axis, found.end, found.bins) == ("iteration", 3, ((1, 1), (2, 2), (3, 3)))
     for at, ended in enumerate(iterations_of(of_type(training_rows, EpisodeRow)).values()):
         point = {name: values[at] for name, values in found.values.items()}
         spread = np.quantile([row.val_score for row in ended], [0, 0.25, 0.5, 0.75, 1])
@@ -159,28 +154,28 @@ def test_growth_of_a_training_is_the_spread_of_its_iterations(training, training
         assert point["episodes"] == 5
 
 
-def test_long_trainings_take_iterations_together(tmp_path):
+def test_iterations_of_a_long_training_are_merged_into_bins(tmp_path):
     rows = made_run.training_rows(iterations=450, envs=1, horizon=1, slots=1)
     run = opened(tmp_path, rows)
 
     found = growth(run)
-    assert len(found.places) == 150 <= MOST_POINTS
-    assert (found.places[0], str(found.places[0]), found.places[-1].last) == ((1, 3), "1–3", 450)
+    assert len(found.bins) == 150 <= MOST_POINTS
+    assert (found.bins[0], str(found.bins[0]), found.bins[-1].last) == ((1, 3), "1–3", 450)
     scores = [row.val_score for row in of_type(rows, EpisodeRow)[:3]]
     assert (found["lowest"][0], found["median"][0]) == (min(scores), sorted(scores)[1])
     assert found["score"][0] == pytest.approx(np.mean(scores))
     each = growth(run, joined=False)
-    assert (each.places[-1], each.last("score")) == ((450, 450), of_type(rows, EpisodeRow)[-1].val_score)
+    assert (each.bins[-1], each.last("score")) == ((450, 450), of_type(rows, EpisodeRow)[-1].val_score)
     updates = of_type(rows, UpdateRow)[:3]
-    assert health(run).courses["approx_kl"][0] == max(row.approx_kl for row in updates)
+    assert health(run).series["approx_kl"][0] == max(row.approx_kl for row in updates)
     returns = [row.total_reward for row in of_type(rows, EpisodeRow)[:3]]
     assert improvement(run)["25 %"][0] == pytest.approx(np.quantile(returns, 0.25))
 
 
-# --- the policy -----------------------------------------------------------------------------------
+# --- policy -----------------------------------------------------------------------------------------
 
 
-def test_improvement_is_the_spread_of_returns(training, training_rows):
+def test_improvement_has_quartiles_of_the_returns(training, training_rows):
     found = improvement(training)
     updates = of_type(training_rows, UpdateRow)
 
@@ -191,34 +186,34 @@ def test_improvement_is_the_spread_of_returns(training, training_rows):
     assert found["evaluation score"] == tuple(row.evaluation_score for row in updates)
 
 
-def test_a_run_without_training_has_no_policy_to_ask_about(tmp_path):
+def test_policy_questions_return_none_without_training(tmp_path):
     run = opened(tmp_path, made_run.run_rows(horizon=3))
 
     assert [question(run) for question in (improvement, health, heads, reward, honesty)] == [None] * 5
 
 
-def test_health_shows_what_has_a_band_with_its_edges(training, training_rows):
+def test_health_shows_banded_metrics_with_their_limits(training, training_rows):
     found = health(training)
     bands = {metric.name: (metric.low, metric.high) for metric in found.metrics}
 
     assert {"approx_kl", "clip_fraction", "value_nrmse", "ratio_min", "entropy"} <= set(bands)
     assert (bands["approx_kl"], bands["entropy"]) == ((None, 0.06), (None, None))
     clipped = [row.clip_fraction for row in of_type(training_rows, UpdateRow)]
-    assert list(found.courses["clip_fraction"]) == clipped
+    assert list(found.series["clip_fraction"]) == clipped
 
 
 @pytest.mark.parametrize(
     ("value", "limit"), [(0.05, "< 0.1"), (0.1, ""), (0.3, ""), (0.31, "> 0.3"), (None, "")]
 )
-def test_a_value_on_the_edge_is_inside(value, limit):
+def test_value_on_the_limit_is_within_the_band(value, limit):
     assert beyond(value, 0.1, 0.3) == limit
 
 
-def test_a_head_without_a_choice_is_unknown_and_not_dead(training, training_rows):
+def test_head_without_a_choice_is_unknown_and_not_collapsed(training, training_rows):
     found = heads(training)
     updates = of_type(training_rows, UpdateRow)
 
-    assert found["style"][2] is None  # the third iteration
+    assert found["style"][2] is None  # third iteration
     entropies = [list(row) for row in zip(*found.values.values(), strict=True)]
     assert entropies == [row.head_entropy for row in updates]
 
@@ -237,16 +232,16 @@ def test_choices_count_every_decision(training, training_rows):
         assert point["failed"] == pytest.approx(sum(not row.succeeded for row in rows) / 60)
 
 
-def test_choices_of_a_run_stand_at_the_epoch_that_they_are_about(tmp_path):
+def test_decisions_of_a_run_are_placed_at_the_epoch_they_affect(tmp_path):
     rows = made_run.run_rows(horizon=4)
     found = choices(opened(tmp_path, rows))
 
     chosen = [OP_NAMES[row.action[0]] for row in of_type(rows, DecisionRow)]
-    assert [place.first for place in found.places] == [1, 2, 3, 4]
+    assert [place.first for place in found.bins] == [1, 2, 3, 4]
     assert [found[op][at] for at, op in enumerate(chosen)] == [1.0] * 4
 
 
-def test_without_decisions_episodes_know_the_ops_and_nothing_more(tmp_path):
+def test_choices_without_decision_rows_have_only_op_shares(tmp_path):
     rows = made_run.training_rows(iterations=2, envs=3, horizon=4)
     counts = of_type(rows, EpisodeRow)[:3]
     found = choices(opened(tmp_path, [row for row in rows if not isinstance(row, DecisionRow)]))
@@ -256,10 +251,10 @@ def test_without_decisions_episodes_know_the_ops_and_nothing_more(tmp_path):
     assert found.last("forced") is found.last("failed") is found.last("WAIT forced") is None
 
 
-# --- the rest -------------------------------------------------------------------------------------
+# --- other questions --------------------------------------------------------------------------------
 
 
-def test_times_are_those_of_updates_or_epochs(training, training_rows, tmp_path):
+def test_times_come_from_updates_of_a_training_and_epochs_of_a_run(training, training_rows, tmp_path):
     rows = made_run.run_rows(horizon=4)
     for run, recorded in (
         (training, of_type(training_rows, UpdateRow)),
@@ -281,9 +276,9 @@ def configurations(scores: dict[tuple[bool, ...], float], epoch: int = 5) -> lis
     ]
 
 
-def test_interactions_of_the_last_epoch(tmp_path):
+def test_interactions_use_the_last_scored_epoch(tmp_path):
     earlier = configurations({(False, True, False): 1.0, (True, True, False): 2.0}, epoch=4)
-    # The second slot is on everywhere: it was not switched.
+    # The second slot is on in every configuration: it was not switched.
     last = configurations(
         {
             (False, True, False): 10.0,
@@ -300,7 +295,7 @@ def test_interactions_of_the_last_epoch(tmp_path):
     assert found.matrix == ((40.0, 20.0), (20.0, 30.0))
 
 
-def test_an_interaction_that_was_not_scored_is_unknown(tmp_path):
+def test_interaction_without_all_configurations_is_unknown(tmp_path):
     last = configurations({(True, False, True): 1.0, (False, True, True): 2.0, (True, True, True): 5.0})
     rows = [made_run.run_row(horizon=5), *made_run.Episode(0, 0, 3, 5, random.Random(0), full=False).live()]
     found = interactions(opened(tmp_path, [*rows, *last]))
@@ -308,9 +303,7 @@ def test_an_interaction_that_was_not_scored_is_unknown(tmp_path):
     assert found.matrix == ((3.0, None), (None, 4.0))
 
 
-def test_a_verdict_counts_each_operation_once_and_a_training_by_its_last_iteration(
-    training, training_rows, tmp_path
-):
+def test_result_counts_each_flop_once_and_a_training_by_its_last_iteration(training, training_rows, tmp_path):
     single = opened(tmp_path, made_run.run_rows(horizon=3))
     arms = verdict({"policy": training, "single": single})
     trained, last = arms["policy"], [row for row in of_type(training_rows, EpisodeRow) if row.episode == 2]
@@ -323,11 +316,11 @@ def test_a_verdict_counts_each_operation_once_and_a_training_by_its_last_iterati
     assert trained.flops.mean == np.mean([3_000_000 * row.params for row in last])
 
 
-def test_an_arm_without_a_finished_episode_is_left_out(tmp_path):
+def test_verdict_omits_runs_without_a_finished_episode(tmp_path):
     assert verdict({"empty": opened(tmp_path, [made_run.run_row()])}) == {}
 
 
-def test_differences_are_keys_whose_values_differ(tmp_path):
+def test_differences_contain_only_keys_with_different_values(tmp_path):
     first, second = made_run.run_row(), made_run.run_row()
     config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
     change(second, config=config, versions={"python": "3.12"})

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.karn.questions.episodes import EpisodeKey
-from esper.karn.questions.lanes import MARKED, Lanes, lanes
+from esper.karn.questions.episode_selection import EpisodeKey
+from esper.karn.questions.slot_lanes import MARKED, Lanes, lanes
 from esper.karn.run import open_run
 from esper.leyline import Stage
 from esper.leyline.rows import EpochRow, Row, SeedRow, TransitionRow
@@ -20,7 +20,7 @@ def lanes_of(directory, rows: Sequence[Row]) -> Lanes:
 
 
 def stages_by_epoch(rows: Sequence[Row], slot: int, last: int) -> list[Stage]:
-    """The stage that a slot is in during each epoch, by replaying its moves."""
+    """Return the stage of a slot in each epoch, by replaying its transitions."""
     stage, found = Stage.DORMANT, []
     moves = [row for row in rows if isinstance(row, TransitionRow) and row.slot == slot]
     for epoch in range(last):
@@ -33,7 +33,7 @@ def stages_by_epoch(rows: Sequence[Row], slot: int, last: int) -> list[Stage]:
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10_000), horizon=st.integers(1, 40), slots=st.integers(1, 8), full=st.booleans())
-def test_spans_marks_and_alphas_are_those_of_the_rows(seed, horizon, slots, full, tmp_path_factory):
+def test_spans_marks_and_alphas_equal_those_of_the_rows(seed, horizon, slots, full, tmp_path_factory):
     rows = made_run.run_rows(horizon=horizon, slots=slots, seed=seed, full=full)
     found = lanes_of(tmp_path_factory.mktemp("run") / "run", rows)
 
@@ -43,7 +43,7 @@ def test_spans_marks_and_alphas_are_those_of_the_rows(seed, horizon, slots, full
         for span in lane.spans:
             assert len(span.alphas) == span.end - span.start > 0
             for epoch, alpha in zip(range(span.start, span.end), span.alphas, strict=True):
-                assert drawn[epoch] is Stage.DORMANT  # no two spans overlap
+                assert drawn[epoch] is Stage.DORMANT  # spans do not overlap
                 drawn[epoch] = span.stage
                 alphas[epoch] = alpha
         assert drawn == stages_by_epoch(rows, index, horizon)
@@ -56,17 +56,17 @@ def test_spans_marks_and_alphas_are_those_of_the_rows(seed, horizon, slots, full
             assert set(alphas.values()) <= {None}
 
 
-def test_scores_and_twins_are_those_of_the_epochs(tmp_path):
+def test_scores_and_twins_equal_those_of_the_epochs(tmp_path):
     rows = made_run.run_rows()
     found = lanes_of(tmp_path / "run", rows)
 
     epochs = [row for row in rows if isinstance(row, EpochRow)]
-    assert [place.last for place in found.scores.places] == [row.epoch for row in epochs]
+    assert [place.last for place in found.scores.bins] == [row.epoch for row in epochs]
     assert found.scores["score"] == [row.val_score for row in epochs]
     assert found.scores["twin"] == [row.twin_score for row in epochs]
 
 
-def test_a_seed_carries_its_last_measurement(tmp_path):
+def test_seed_has_its_last_measurement(tmp_path):
     rows = made_run.run_rows(seed=3)
     found = lanes_of(tmp_path / "run", rows)
     last = {row.seed: row for row in rows if isinstance(row, SeedRow) and row.contribution is not None}
@@ -78,7 +78,7 @@ def test_a_seed_carries_its_last_measurement(tmp_path):
         assert [getattr(seed, name) for name in columns] == [getattr(row, name) for name in columns]
 
 
-def test_an_episode_that_goes_on_ends_where_it_is(tmp_path):
+def test_lanes_of_an_unfinished_episode_end_at_its_last_epoch(tmp_path):
     rows = [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
     found = lanes_of(tmp_path / "run", rows)
 
@@ -89,7 +89,7 @@ def test_an_episode_that_goes_on_ends_where_it_is(tmp_path):
     assert {seed.end for seed in alive} == {9}
 
 
-def test_without_epoch_rows_the_lanes_are_there_and_the_score_is_not(tmp_path):
+def test_lanes_without_epoch_rows_have_no_scores(tmp_path):
     rows = [row for row in made_run.run_rows() if not isinstance(row, EpochRow | SeedRow)]
     found = lanes_of(tmp_path / "run", rows)
 
@@ -98,5 +98,5 @@ def test_without_epoch_rows_the_lanes_are_there_and_the_score_is_not(tmp_path):
 
 
 @pytest.mark.parametrize("episode", [None, EpisodeKey(0, 7)])
-def test_an_episode_of_which_nothing_is_known_has_no_lanes(tmp_path, episode):
+def test_episode_without_rows_has_no_lanes(tmp_path, episode):
     assert lanes(open_run(made_run.write(tmp_path / "run", [made_run.run_row()])), episode) is None

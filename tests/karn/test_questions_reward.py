@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from esper.karn.questions.breakdowns import reward
 from esper.karn.questions.honesty import GROUPS, MOST_EPISODES, honesty
-from esper.karn.questions.reward import reward
 from esper.karn.questions.worth import worth
 from esper.karn.run import Run
 from esper.leyline import BLUEPRINT_IDS, Stage
@@ -17,7 +17,7 @@ from esper.leyline.rows import EpisodeRow, Row, SeedRow, TransitionRow, UpdateRo
 from tests.karn import made_run
 from tests.karn.test_questions import of_type, opened
 
-# --- worth ----------------------------------------------------------------------------------------
+# --- worth ------------------------------------------------------------------------------------------
 
 
 def seeds_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], list[TransitionRow]]:
@@ -28,7 +28,7 @@ def seeds_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], list[TransitionR
     return found
 
 
-def test_the_funnel_counts_every_seed_once_per_stage(training, training_rows):
+def test_funnel_counts_every_seed_once_per_stage(training, training_rows):
     reached: dict[str, Counter[Stage]] = {}
     for moves in seeds_of(training_rows).values():
         counter = reached.setdefault(BLUEPRINT_IDS[moves[0].blueprint], Counter())
@@ -44,7 +44,7 @@ def test_the_funnel_counts_every_seed_once_per_stage(training, training_rows):
         assert one.germinated >= one.blended >= one.held >= one.fossilized
 
 
-def test_worth_is_the_last_measurement_of_every_seed(training, training_rows):
+def test_worth_uses_the_last_measurement_of_every_seed(training, training_rows):
     last: dict[tuple[int, int, int], SeedRow] = {}
     for row in of_type(training_rows, SeedRow):
         if row.contribution is not None:
@@ -69,7 +69,7 @@ def test_worth_is_the_last_measurement_of_every_seed(training, training_rows):
             assert one.per_thousand == pytest.approx(1000 * sum(points) / sum(row.params for row in rows))
 
 
-def test_a_single_seed_has_the_error_of_its_measurement(tmp_path):
+def test_single_seed_has_the_error_of_its_measurement(tmp_path):
     rows = made_run.run_rows(horizon=12, slots=1, seed=4)
     measured = [row for row in of_type(rows, SeedRow) if row.contribution is not None][-1]
     rows = [row for row in rows if getattr(row, "seed", measured.seed) in (measured.seed, -1)]
@@ -81,20 +81,20 @@ def test_a_single_seed_has_the_error_of_its_measurement(tmp_path):
     assert one.per_thousand_error == pytest.approx(1000 * measured.contribution_error / measured.params)
 
 
-def test_without_seed_rows_worth_knows_no_parameters(tmp_path):
+def test_worth_without_seed_rows_has_unknown_parameters(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=4, full=False)
     for one in worth(opened(tmp_path, rows)):
         assert one.params is one.per_thousand is one.per_thousand_error is None
 
 
-def test_a_run_in_which_nothing_germinated_has_no_worth(tmp_path):
+def test_worth_is_none_if_nothing_germinated(tmp_path):
     assert worth(opened(tmp_path, [made_run.run_row()])) is None
 
 
-# --- reward ---------------------------------------------------------------------------------------
+# --- reward -----------------------------------------------------------------------------------------
 
 
-def test_the_terms_of_an_iteration_are_those_of_its_update(training, training_rows):
+def test_reward_terms_equal_those_of_the_update(training, training_rows):
     found = reward(training)
 
     for at, update in enumerate(of_type(training_rows, UpdateRow)):
@@ -136,7 +136,7 @@ def test_rank_correlation(tmp_path, pairs, expected):
     assert [(group.median_return, group.median) for group in found.groups] == sorted(pairs)
 
 
-def test_many_episodes_are_taken_together_by_their_return(tmp_path):
+def test_many_episodes_are_grouped_by_return(tmp_path):
     pairs = [(0.01 * index, float(index % 90)) for index in range(MOST_EPISODES + 40)]
     found = honesty(rewarded_episodes(tmp_path, pairs))
 

@@ -1,4 +1,4 @@
-"""One number, one value: terminal, lists, page, report, figures and alerts say the same of a run."""
+"""Consistency of views: terminal, list, page, report, figures and alerts show the same numbers of a run."""
 
 import io
 import json
@@ -11,16 +11,14 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
-from esper.karn.conclusion import conclude
 from esper.karn.drawing.picture import numeric_columns
 from esper.karn.figures import FIGURES, figure_named
+from esper.karn.headline import conclude
 from esper.karn.page.sections import head
-from esper.karn.questions.growth import growth
-from esper.karn.questions.health import health
 from esper.karn.questions.honesty import honesty
-from esper.karn.questions.improvement import improvement
-from esper.karn.questions.overview import overview
-from esper.karn.questions.progress import done_text, progress
+from esper.karn.questions.learning_curves import growth, improvement
+from esper.karn.questions.overview import done_text, overview, progress
+from esper.karn.questions.policy_health import health
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
 from esper.karn.runs import listed, table_of
@@ -28,7 +26,7 @@ from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow
 from esper.leyline.thresholds import CORRELATED_EPISODES
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from tests.karn import made_run
@@ -37,9 +35,9 @@ from tests.karn.serving import Client, facts
 
 ITERATIONS = 2
 SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
-"""Of the environments in the last iteration; the episode of the last one broke down.
+"""Scores of the environments in the last iteration; the last episode did not reach its horizon.
 
-Of the three that lasted, the means are 34 and 18; medians would be 21 and 11, means of all four 27.8 and 14.
+The means of the other three are 34 and 18; medians would be 21 and 11, means of all four 27.8 and 14.
 """
 
 
@@ -61,7 +59,7 @@ def training() -> Iterator[Row]:
 
 @contextmanager
 def running(directory: Path, rows: Iterable[Row]) -> Iterator[Path]:
-    """A run that is being written; it has taken ten seconds so far."""
+    """Yield a run in progress after ten seconds."""
     clock = iter([0.0])
     with RunWriter(directory, clock=lambda: next(clock, 10.0)) as writer:
         for row in rows:
@@ -71,13 +69,13 @@ def running(directory: Path, rows: Iterable[Row]) -> Iterator[Path]:
 
 
 def heads(run: Path) -> list[dict[str, str]]:
-    """What the page and the report say on top of a run."""
+    """Return the values in the heads of the page and of the report."""
     report = read_page(head(open_run(run), run.name, served=False))
     return [facts(Client(run.parent).part(run.name, "head").html), facts(report)]
 
 
 def lines_of(directory: Path) -> list[str]:
-    """What is told of a run without a terminal."""
+    """Return the log lines of a run."""
     file = io.StringIO()
     with TerminalView(directory, Console(file=file)) as view:
         view.refresh()
@@ -85,7 +83,7 @@ def lines_of(directory: Path) -> list[str]:
 
 
 def screen_of(directory: Path) -> str:
-    """A run's screen in a terminal, and its line in the list of ``esper runs``."""
+    """Return a run's terminal screen, and its row in ``esper runs``."""
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(screen(open_run(directory), 100))
     console.print(table_of([listed(directory)]))
@@ -98,11 +96,11 @@ def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> 
     return found
 
 
-# --- how far ---------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------
 
 
 def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
-    """4 epochs of 16 in ten seconds: 0.4 steps/s, and 30 seconds for the 12 that are left."""
+    """4 epochs of 16 in ten seconds: 0.4 steps/s, and 30 seconds for the remaining 12."""
     row = replace(made_run.run_row(horizon=8), config={"episodes": 2})
     going = made_run.Episode(0, 0, 3, 8, random.Random(1)).live(epochs=4)
     with running(tmp_path / "run", [row, *going]) as run:
@@ -131,7 +129,7 @@ def test_progress_of_a_training_counts_iterations(tmp_path):
         assert lines_of(run)[-1].startswith("iteration 2/5  left 0:00:12  ")
 
 
-# --- how good --------------------------------------------------------------------------------------
+# --- scores -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +137,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return open_run(made_run.write(tmp_path_factory.mktemp("runs") / "run", training()))
 
 
-def test_an_iteration_is_the_mean_of_its_episodes_that_lasted(run):
+def test_iteration_score_is_the_mean_of_episodes_that_reached_the_horizon(run):
     found = overview(run)
     assert (found.score, found.twin, found.lead, found.params) == (34.0, 18.0, 16.0, 501.0)
     for shown in heads(run.path):
@@ -159,8 +157,8 @@ def test_an_iteration_is_the_mean_of_its_episodes_that_lasted(run):
     assert "One episode of iteration 2 broke down and is not counted." in conclude(run).sentences
 
 
-def test_what_is_unknown_is_a_dash_everywhere(tmp_path):
-    """No episode of the last iteration lasted, and a setting has no value."""
+def test_unknown_values_are_dashes_in_all_views(tmp_path):
+    """No episode of the last iteration reached its horizon, and one setting has no value."""
     rows = [replace(row, ended_by="governor") if isinstance(row, EpisodeRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"gamma": None})
     made_run.write(tmp_path / "run", rows)
@@ -174,8 +172,8 @@ def test_what_is_unknown_is_a_dash_everywhere(tmp_path):
         figure.answer(open_run(tmp_path / "run"))
 
 
-def test_half_an_iteration_changes_nothing_of_what_a_killed_training_came_to(run, tmp_path):
-    """Of a third iteration two episodes ended and a third one began."""
+def test_unfinished_iteration_does_not_change_the_result_of_a_killed_training(run, tmp_path):
+    """Two episodes of the third iteration ended, and another one started."""
     rows = list(training())
     rows[0] = replace(rows[0], iterations=ITERATIONS + 1)
     for env, epochs in ((0, None), (1, None), (2, 2)):
@@ -188,7 +186,7 @@ def test_half_an_iteration_changes_nothing_of_what_a_killed_training_came_to(run
     assert (overview(killed).score, done_text(progress(killed))) == (34.0, "iteration 2/3")
 
 
-def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tmp_path):
+def test_training_killed_in_its_first_iteration_has_no_result(tmp_path):
     rows = [row for row in training() if getattr(row, "iteration", 1) == 1 and not isinstance(row, UpdateRow)]
     killed = open_run(made_run.write(tmp_path / "run", rows))
     assert conclude(killed).headline == "No iteration is done, so there is no result."
@@ -198,13 +196,13 @@ def test_a_training_killed_within_its_first_iteration_has_come_to_nothing_yet(tm
         figure.answer(killed)
 
 
-# --- what is wrong ---------------------------------------------------------------------------------
+# --- alerts -----------------------------------------------------------------------------------------
 
 
-def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
+def test_reward_alert_and_honesty_figure_show_the_same_correlation(tmp_path):
     """The higher the return of twenty episodes, the higher the score and the lower the lead."""
     rows = made_run.training_rows(iterations=1, envs=CORRELATED_EPISODES, horizon=1, slots=1)
-    told = Watch(rows[0])
+    monitor = AlertMonitor(rows[0])
     raised, written = [], []
     for row in rows:
         if isinstance(row, EpisodeRow):
@@ -215,7 +213,7 @@ def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
             }
             row = replace(row, **ends)  # noqa: PLW2901
         written.append(row)
-        raised += told.take(row)
+        raised += monitor.take(row)
     (alert,) = (alert for alert in raised if alert.rule == "pays-for-worse")
     found = honesty(open_run(made_run.write(tmp_path / "run", written)))
     assert alert.value == found.rank_correlation == found.recent == pytest.approx(-1.0)
@@ -224,11 +222,11 @@ def test_the_alert_about_the_reward_and_its_figure_are_one_number(tmp_path):
 
 
 @pytest.mark.parametrize(("target", "limit"), [(0.03, 0.06), (0.1, 0.2)])
-def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, target, limit):
+def test_kl_alert_and_healthy_band_have_the_same_limit(tmp_path, target, limit):
     rows = [replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"iterations": 2, "target_kl": target})
-    told = Watch(rows[0])
-    raised = [alert for row in rows for alert in told.take(row) if alert.rule == "kl"]
+    monitor = AlertMonitor(rows[0])
+    raised = [alert for row in rows for alert in monitor.take(row) if alert.rule == "kl"]
     found = open_run(made_run.write(tmp_path / "run", rows))
     (metric,) = (metric for metric in health(found).metrics if metric.name == "approx_kl")
     assert [alert.limit for alert in raised] == [pytest.approx(limit)]
@@ -236,7 +234,7 @@ def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, ta
     assert f"0.5 &gt; {limit:g}" in figure_named("health").answer(found).svg
 
 
-# --- tables ----------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -250,11 +248,11 @@ def test_the_alert_about_the_divergence_and_its_band_have_one_limit(tmp_path, ta
         (["+0.10 to +0.20"], False),
     ],
 )
-def test_a_column_is_numeric_if_all_its_cells_are(cells, is_number):
+def test_column_is_numeric_if_all_its_cells_are(cells, is_number):
     assert numeric_columns([[cell] for cell in cells]) == [is_number]
 
 
-def test_columns_of_words_are_marked_on_page_and_in_report(tmp_path):
+def test_text_columns_are_marked_on_page_and_in_report(tmp_path):
     made_run.write(tmp_path / "run", made_run.run_rows())
     report = read_page(render_report(open_run(tmp_path / "run"))).one("section", id="lanes")
     for lanes in (report, Client(tmp_path).part("run", "lanes").html):

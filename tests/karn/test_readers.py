@@ -1,4 +1,4 @@
-"""Readers beside a writer that appends lines and converts them: nobody disturbs anybody."""
+"""Concurrent readers and a writer that appends lines and compacts them."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from tests.karn import fake_run
 
 
 def look_on(run_dir: Path) -> int:
-    """Read as long as the run is written, by a reader that stays and by new ones; how often."""
+    """Read until the run is finished, with one open reader and with new ones; return the number of reads."""
     kept, seen, looks = open_run(run_dir), 0, 0
     while kept.state == "running":
         run = kept if looks % 2 else open_run(run_dir)
@@ -31,8 +31,8 @@ def look_on(run_dir: Path) -> int:
 
 
 @pytest.mark.slow
-def test_two_readers_in_a_loop_and_a_writer_do_not_disturb_each_other(tmp_path, monkeypatch, capsys):
-    """Lines are converted every twenty rows: some hundred times on the way."""
+def test_two_readers_in_a_loop_do_not_disturb_the_writer(tmp_path, monkeypatch, capsys):
+    """Lines are compacted every twenty rows, some hundred times in total."""
     monkeypatch.setattr(writer_module, "LINES_BYTES", 10_000)
     with ThreadPoolExecutor(2) as readers, RunWriter(tmp_path) as writer:
         looking = [readers.submit(look_on, tmp_path) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The report says what the rows say: pages are read back and compared with rows written by hand."""
+"""Reports parsed back and compared with rows written by hand."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.conclusion import Fact, comparison_text, conclude
-from esper.karn.outcome import compare
+from esper.karn.headline import Fact, comparison_text, conclude
 from esper.karn.page.sections import command
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
+from esper.karn.run_result import compare
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -20,7 +20,7 @@ from tests.karn.page import Node, read_page
 
 
 def write(directory: Path, rows: Iterable[Row]) -> Run:
-    """A run all of whose rows are written 90 seconds after its begin."""
+    """Write a run whose rows are all written 90 seconds after its start."""
     with RunWriter(directory, clock=chain([0.0], repeat(90.0)).__next__) as writer:
         for row in rows:
             writer.emit(row)
@@ -60,13 +60,13 @@ def grown_page(grown: Run) -> Node:
     return page_of(grown)
 
 
-# --- one episode -------------------------------------------------------------------------------------
+# --- one episode ------------------------------------------------------------------------------------
 
 
-def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown_page: Node) -> None:
+def test_headline_comes_first_and_equals_the_episode_row(grown_page: Node) -> None:
     """61.5 is 39.5 over 22; 398 / 250 = 1.59; 25,000 / 2,000 = 12.5; 1.2 + 2.4 + 0.4 GFLOP, each once."""
-    told = "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
-    assert headline(grown_page) == told
+    expected = "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
+    assert headline(grown_page) == expected
     assert sentences(grown_page) == ["Finished after epoch 8 of 8."]
     assert facts(grown_page) == {
         "validation": ("61.5", "twin 22.0, +39.5"),
@@ -79,7 +79,7 @@ def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown_page: Node
 
 
 @pytest.mark.parametrize(
-    ("episodes", "said"),
+    ("episodes", "expected"),
     [
         ([{"val_score": 20.5}], "20.5 on validation, 1.5 points below its twin that did not grow."),
         ([{"twin_val_score": None}], "61.5 on validation; no twin is known to compare with."),
@@ -91,30 +91,30 @@ def test_the_answer_of_a_run_comes_first_and_is_that_of_its_row(grown_page: Node
         ),
     ],
 )
-def test_what_was_reached_is_said_beside_the_twin(
-    tmp_path: Path, episodes: list[dict[str, Any]], said: str
+def test_headline_compares_the_score_with_the_twin(
+    tmp_path: Path, episodes: list[dict[str, Any]], expected: str
 ) -> None:
     ends = [replace(fake_run.episode_row(n), **of) for n, of in enumerate(episodes)]
     run = write(tmp_path / "run", [fake_run.run_row(episodes=len(episodes)), *ends])
-    assert conclude(run).headline == f"It reached {said}"
+    assert conclude(run).headline == f"It reached {expected}"
 
 
-def test_the_diary_is_told_with_the_glyph_of_each_fate(grown_page: Node) -> None:
-    told = [item.text for item in grown_page.one("section", id="diary").all("li")]
-    assert told[0].startswith("epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points;")
-    assert any(line.startswith("epoch 1 ✂ conv_heavy germinated in r0c1; ") for line in told)
-    assert "epoch 7 FOSSILIZE in r0c0 was refused by G5" in told
-    assert told[-1].startswith("epoch 8 the horizon ended the episode: ")
+def test_diary_shows_the_glyph_of_each_fate(grown_page: Node) -> None:
+    notes = [item.text for item in grown_page.one("section", id="diary").all("li")]
+    assert notes[0].startswith("epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points;")
+    assert any(line.startswith("epoch 1 ✂ conv_heavy germinated in r0c1; ") for line in notes)
+    assert "epoch 7 FOSSILIZE in r0c0 was refused by G5" in notes
+    assert notes[-1].startswith("epoch 8 the horizon ended the episode: ")
 
 
-def test_of_many_episodes_some_are_told_and_the_rest_counted(tmp_path: Path) -> None:
+def test_report_shows_the_first_episodes_and_counts_the_rest(tmp_path: Path) -> None:
     rows = [fake_run.run_row(episodes=12), *(row for n in range(12) for row in fake_run.episode(n))]
     section = page_of(write(tmp_path / "run", rows)).one("section", id="diary")
     assert [heading.text for heading in section.all("h3")] == [f"Episode {n}" for n in range(10)]
-    assert "2 more episodes are not told here." in section.text
+    assert "2 more episodes are not shown here." in section.text
 
 
-def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
+def test_configuration_and_environment_are_complete(tmp_path: Path) -> None:
     row = replace(
         fake_run.run_row(), config={"task": "digits", "rng_seed": 3, "slots": ["a", "b"], "gamma": None}
     )
@@ -133,25 +133,27 @@ def test_configuration_and_environment_are_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("revision", "said"),
+    ("revision", "expected"),
     [
         (None, "need an unknown revision of the code, the versions below"),
         ("abc123", "need revision abc123, the versions below"),
         ("abc123-dirty", "The code had changes that were not committed"),
     ],
 )
-def test_what_the_same_numbers_need_is_said(revision: str | None, said: str) -> None:
+def test_command_section_names_the_requirements_for_equal_numbers(
+    revision: str | None, expected: str
+) -> None:
     row = replace(fake_run.run_row(), git_revision=revision)
     section = command(row, "esper run")
-    assert said in section
+    assert expected in section
     assert ("not committed" in section) == (revision == "abc123-dirty")
 
 
-# --- other runs -----------------------------------------------------------------------------------
+# --- comparison -------------------------------------------------------------------------------------
 
 
 def control(directory: Path, **changes: Any) -> Run:
-    """A run of one episode that reached 22.0 and 21.25 with the bare host and 1.5 GFLOP."""
+    """Write a run of one episode that reached 22.0 and 21.25 with the bare host and 1.5 GFLOP."""
     episode = replace(
         fake_run.episode_row(),
         val_score=22.0,
@@ -164,7 +166,7 @@ def control(directory: Path, **changes: Any) -> Run:
     return write(directory, [row, episode])
 
 
-def test_episodes_that_began_alike_are_compared_pair_by_pair(grown: Run, tmp_path: Path) -> None:
+def test_episodes_with_equal_random_streams_are_compared_in_pairs(grown: Run, tmp_path: Path) -> None:
     page = page_of(grown, control(tmp_path / "off"))
     assert sentences(page)[-1] == (
         "Against off, in one episode begun alike: +39.5 points on validation, +39.0 on test."
@@ -186,7 +188,7 @@ def test_episodes_that_began_alike_are_compared_pair_by_pair(grown: Run, tmp_pat
     ]
 
 
-def test_two_runs_of_one_name_are_told_apart(grown: Run) -> None:
+def test_runs_with_the_same_name_are_distinguished(grown: Run) -> None:
     section = page_of(grown, grown).one("section", id="comparison")
     assert [line["arm"] for line in section.one("figure").table] == ["demo", "demo (2)"]
     assert "Their configurations are the same." in section.text
@@ -201,7 +203,7 @@ def test_two_runs_of_one_name_are_told_apart(grown: Run) -> None:
         ({"horizon": 9}, "their horizons differ: 8 here, 9 there"),
     ],
 )
-def test_other_episodes_are_not_paired_and_the_reason_is_given(
+def test_unpaired_episodes_are_reported_with_the_reason(
     grown: Run, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     found = compare(grown, control(tmp_path / "off", **changes))
@@ -210,18 +212,18 @@ def test_other_episodes_are_not_paired_and_the_reason_is_given(
     )
 
 
-def test_a_control_without_a_finished_episode_is_no_control_yet(grown: Run, tmp_path: Path) -> None:
+def test_control_without_a_finished_episode_is_reported_as_such(grown: Run, tmp_path: Path) -> None:
     other = write(tmp_path / "off", [fake_run.run_row("off", "off")])
     assert comparison_text(compare(grown, other)) == (
         "Against off: it has no finished episode. Stopped before its first epoch was done."
     )
 
 
-# --- trainings ------------------------------------------------------------------------------------
+# --- trainings --------------------------------------------------------------------------------------
 
 
 def training(iterations: int = 3, done: int | None = None) -> Iterator[Row]:
-    """Two environments. Scores 30 + 5 · iteration and 10 more; twins 25; iterations 1 and 2 evaluated."""
+    """Yield two environments: scores 30 + 5 · iteration and 10 more, twins 25, two evaluations."""
     yield replace(fake_run.run_row("taught", "ppo", iterations=iterations), envs=2)
     for number in range(1, (iterations if done is None else done) + 1):
         for env in range(2):
@@ -242,7 +244,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return render_report(write(tmp_path_factory.mktemp("runs") / "run", training()))
 
 
-def test_a_training_is_measured_by_its_best_evaluation_and_its_last_iteration(trained: str) -> None:
+def test_training_headline_has_best_evaluation_and_last_iteration(trained: str) -> None:
     """Iteration 3: scores 45 and 55, leads 20 and 30: error 5, times 12.706. Three iterations of 12.5 s."""
     page = read_page(trained)
     assert headline(page) == (
@@ -274,7 +276,7 @@ def test_best_median_and_worst_episode_of_a_training_are_shown(trained: str) -> 
     ]
 
 
-def test_episodes_that_broke_down_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_failed_episodes_are_counted_and_left_out_of_the_means(tmp_path: Path) -> None:
     def broken(env: int) -> list[Row]:
         return [
             replace(row, ended_by="governor", val_score=1.0)
@@ -291,14 +293,14 @@ def test_episodes_that_broke_down_are_counted_and_left_out(tmp_path: Path) -> No
     assert found.headline == "Every episode of iteration 3 broke down, so there is no result."
 
 
-def test_a_training_that_was_not_evaluated_says_what_its_episodes_reached(tmp_path: Path) -> None:
+def test_headline_of_a_training_without_evaluation_uses_its_episodes(tmp_path: Path) -> None:
     rows = [replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row for row in training()]
     found = conclude(write(tmp_path / "run", rows))
     assert found.headline.startswith("The 2 episodes of iteration 3 reached 50.0 ± 63.5 on validation, 25.0")
     assert "best evaluation" not in {fact.name for fact in found.facts}
 
 
-def test_alerts_are_listed_with_how_often_and_what_to_do(tmp_path: Path, grown_page: Node) -> None:
+def test_alerts_are_listed_with_count_and_hint(tmp_path: Path, grown_page: Node) -> None:
     page = page_of(write(tmp_path / "run", [fake_run.run_row(), fake_run.alert_row("kl")]))
     section = page.one("section", id="alerts")
     assert "open" in section.one("details").attributes

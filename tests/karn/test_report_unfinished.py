@@ -1,4 +1,4 @@
-"""Reports of runs that are not whole, and the page itself."""
+"""Reports of unfinished runs, and the HTML of reports."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import WriterLock
-from esper.karn.conclusion import conclude
+from esper.karn.headline import conclude
 from esper.karn.report import render_report
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow
 from tests.karn import fake_run, made_run
@@ -16,17 +16,17 @@ from tests.karn.page import read_page
 from tests.karn.test_report import page_of, pairs, training, write
 from tests.rows import change
 
-# --- runs that are not whole ----------------------------------------------------------------------
+# --- unfinished runs --------------------------------------------------------------------------------
 
 
 def until(epoch: int, episode: int = 0) -> list[Row]:
-    """An episode that ends without a word after an epoch."""
+    """Yield an episode whose rows stop after an epoch."""
     rows = fake_run.episode(episode)
     return [row for row in rows if getattr(row, "epoch", 0) <= epoch and not isinstance(row, EpisodeRow)]
 
 
 @pytest.mark.parametrize(
-    ("rows", "running", "stopped", "said"),
+    ("rows", "running", "stopped", "expected"),
     [
         (
             [fake_run.run_row()],
@@ -68,29 +68,29 @@ def until(epoch: int, episode: int = 0) -> list[Row]:
         ),
     ],
 )
-def test_a_run_that_is_not_whole_says_so(
-    tmp_path: Path, rows: list[Row], running: str, stopped: str, said: str
+def test_report_states_that_the_run_is_unfinished(
+    tmp_path: Path, rows: list[Row], running: str, stopped: str, expected: str
 ) -> None:
     run = write(tmp_path / "run", rows)
     found = conclude(run)
-    assert (found.sentences[0], found.headline) == (stopped, said)
-    lock = WriterLock(run.path / TELEMETRY)  # as while it is written
+    assert (found.sentences[0], found.headline) == (stopped, expected)
+    lock = WriterLock(run.path / TELEMETRY)  # as during the run
     found = conclude(run)
-    assert (found.sentences[0], found.headline) == (running, said)
+    assert (found.sentences[0], found.headline) == (running, expected)
     lock.release()
 
 
-def test_an_episode_killed_within_its_measurements_is_shown_without_them(tmp_path: Path) -> None:
+def test_episode_killed_between_measurements_is_shown_without_them(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
     page = page_of(run)
     assert page.one("section", id="interactions").one(class_="nothing")
     assert page.one(class_="state").text == "stopped"
 
 
-# --- the page itself ------------------------------------------------------------------------------
+# --- HTML -------------------------------------------------------------------------------------------
 
 
-def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
+def test_names_from_all_sources_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
     names = dict.fromkeys(("name", "task", "controller", "started", "git_revision"), evil)
     maps = {"config": {evil: evil}, "versions": {evil: evil}, "hardware": {evil: [evil]}}
@@ -111,7 +111,7 @@ def test_names_are_escaped_wherever_they_come_from(tmp_path: Path) -> None:
     assert evil in page.one("section", id="diary").text
 
 
-def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_report_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
     trained = render_report(write(tmp_path / "run", training()))
     page = read_page(trained)
     ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """A finished run of one episode and one decision of a policy."""
+    """Return a finished run of one episode and one decision of a policy."""
     return write_run(tmp_path / "run", [*fake_run.episode(), fake_run.policy_decision_row(8)])
 
 
@@ -36,10 +36,10 @@ def compact(run: Path) -> None:
     compaction.compact(run / "telemetry", last=0)
 
 
-# --- rows and tables ------------------------------------------------------------------------------
+# --- rows and tables --------------------------------------------------------------------------------
 
 
-def test_rows_fulfil_a_condition_with_parameters_and_are_oldest_first(run):
+def test_rows_match_a_condition_with_parameters_oldest_first(run):
     found = open_run(run).rows(EpochRow, "epoch >= ? AND val_score < ?", [3, 60.0])
 
     assert [row.epoch for row in found] == [3, 4, 5, 6]
@@ -50,7 +50,7 @@ def test_rows_fulfil_a_condition_with_parameters_and_are_oldest_first(run):
         open_run(run).rows(EpochRow, "speed > 3")
 
 
-def test_tables_have_their_columns_and_types_whether_something_was_written_or_not(tmp_path):
+def test_tables_have_all_columns_and_types_even_if_empty(tmp_path):
     RunWriter(tmp_path / "empty").close()
     for name in ("lines", "parquet"):
         made_run.write(tmp_path / name, fake_run.one_row_of_each_table().values())
@@ -65,7 +65,7 @@ def test_tables_have_their_columns_and_types_whether_something_was_written_or_no
             ]
 
 
-def test_a_relation_outlives_the_run_it_came_from_and_later_queries(run):
+def test_relation_stays_valid_after_the_run_object_and_later_queries(run):
     found = open_run(run)
     relation = found.sql("SELECT count(*) AS n, max(params) FROM epoch WHERE epoch > ?", [1])
     found.sql("SELECT * FROM decisions").fetchall()
@@ -77,7 +77,7 @@ def test_a_relation_outlives_the_run_it_came_from_and_later_queries(run):
 
 
 @pytest.mark.parametrize(("library", "method"), [("pandas", "df"), ("polars", "pl")])
-def test_a_relation_is_a_frame_where_a_library_for_them_is_installed(run, library, method):
+def test_relation_converts_to_pandas_and_polars(run, library, method):
     frames = pytest.importorskip(library)
 
     table = getattr(open_run(run).table("epoch"), method)()
@@ -86,7 +86,7 @@ def test_a_relation_is_a_frame_where_a_library_for_them_is_installed(run, librar
     assert list(table["val_score"]) == [row.val_score for row in read_rows(run, EpochRow)]
 
 
-def test_an_unknown_table_is_named_with_the_nearest(run):
+def test_unknown_table_error_names_the_nearest_table(run):
     with pytest.raises(UnknownNameError, match="unknown table 'epochs'; did you mean epoch"):
         open_run(run).table("epochs")
     with pytest.raises(UnknownNameError, match="unknown row type 'Row'"):
@@ -94,19 +94,19 @@ def test_an_unknown_table_is_named_with_the_nearest(run):
 
 
 @pytest.mark.parametrize(("query", "count"), [("SELECT 1; SELECT 2", 2), ("", 0), ("-- nothing", 0)])
-def test_a_query_is_one_statement(run, query, count):
+def test_query_of_several_statements_is_refused(run, query, count):
     with pytest.raises(EsperError, match=f"one statement is allowed; found {count}"):
         open_run(run).sql(query)
 
 
-def test_a_list_of_tables_shows_all_of_them_and_nothing_else(run):
+def test_show_tables_lists_all_tables_and_nothing_else(run):
     names = {name for (name,) in open_run(run).sql("SHOW TABLES").fetchall()}
 
     assert names == {*TABLES, "decisions"}
 
 
 @pytest.mark.parametrize("name", ["it's", "a[1]", "what?*", "sp ace"])
-def test_a_directory_may_have_any_name(tmp_path, name):
+def test_directory_name_may_contain_quotes(tmp_path, name):
     for kind in ("lines", "parquet"):
         made_run.write(tmp_path / name / kind, [fake_run.epoch_row(3)])
     compact(tmp_path / name / "parquet")
@@ -115,11 +115,11 @@ def test_a_directory_may_have_any_name(tmp_path, name):
         assert [row.epoch for row in open_run(tmp_path / name / kind).rows(EpochRow)] == [3]
 
 
-# --- names of decisions ---------------------------------------------------------------------------
+# --- view decisions ---------------------------------------------------------------------------------
 
 
-def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
-    """GERMINATE reads the first six heads; the last two are not read and have no value."""
+def test_decisions_view_uses_the_names_of_the_run_row(run):
+    """GERMINATE uses the first six heads; the last two are unused and null."""
     relation = open_run(run).sql("SELECT * FROM decisions WHERE op_probability IS NOT NULL")
     found = dict(zip(relation.columns, relation.fetchall()[0], strict=True))
 
@@ -138,7 +138,7 @@ def test_decisions_have_the_names_that_the_runs_own_row_gives_them(run):
     assert [found[f"{head}_masked"] for head in HEAD_NAMES] == [True, False, True] + [False] * 5
 
 
-def test_names_follow_the_order_of_the_heads_in_the_runs_own_row(tmp_path):
+def test_decisions_view_follows_the_head_order_of_the_run_row(tmp_path):
     """A run of two heads in reverse order: index 0 is the slot, index 1 the op."""
     names = {"heads": ["slot", "op"], "head_choices": [["left", "right"], ["STAY", "GO"]]}
     row = replace(fake_run.run_row(), **names)
@@ -150,7 +150,7 @@ def test_names_follow_the_order_of_the_heads_in_the_runs_own_row(tmp_path):
     assert open_run(tmp_path).sql(query).fetchall() == [("STAY", "right", None, True, False, 0.75)]
 
 
-def test_decisions_of_a_run_without_its_own_row_have_no_names(tmp_path):
+def test_decisions_view_without_run_row_has_null_names(tmp_path):
     made_run.write(tmp_path, [fake_run.policy_decision_row(0)])
 
     assert open_run(tmp_path).sql("SELECT epoch, op, succeeded FROM decisions").fetchall() == [
@@ -158,10 +158,10 @@ def test_decisions_of_a_run_without_its_own_row_have_no_names(tmp_path):
     ]
 
 
-# --- while it is written --------------------------------------------------------------------------
+# --- concurrent writer ------------------------------------------------------------------------------
 
 
-def test_every_call_sees_what_was_flushed_since(tmp_path, monkeypatch):
+def test_every_call_sees_newly_flushed_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "LINES_BYTES", 500)
     with RunWriter(tmp_path) as writer:
         found = open_run(tmp_path)
@@ -173,7 +173,7 @@ def test_every_call_sees_what_was_flushed_since(tmp_path, monkeypatch):
     assert len(list((tmp_path / "telemetry").glob("*/epoch.parquet"))) == 6
 
 
-def test_rows_that_a_resumed_run_removed_are_gone(tmp_path):
+def test_rows_removed_by_a_resumed_run_disappear(tmp_path):
     def write(writer, iteration, epoch):
         with writer.iteration(iteration):
             writer.emit(fake_run.epoch_row(epoch))
@@ -190,7 +190,7 @@ def test_rows_that_a_resumed_run_removed_are_gone(tmp_path):
         assert [row.epoch for row in found.rows(EpochRow)] == [0, 3]
 
 
-def test_what_becomes_parquet_between_listing_and_reading_is_read_as_such(run, monkeypatch):
+def test_lines_compacted_between_listing_and_reading_are_read_as_parquet(run, monkeypatch):
     listed = tables.row_files
 
     def too_late(telemetry: Path) -> RowFiles:
@@ -203,10 +203,10 @@ def test_what_becomes_parquet_between_listing_and_reading_is_read_as_such(run, m
     assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
 
 
-# --- state ----------------------------------------------------------------------------------------
+# --- state ------------------------------------------------------------------------------------------
 
 
-def test_a_run_of_which_an_episode_is_missing_has_stopped(run, tmp_path):
+def test_run_with_a_missing_episode_is_stopped(run, tmp_path):
     with RunWriter(tmp_path / "half") as writer:
         writer.emit(fake_run.run_row(episodes=2))
         writer.emit(fake_run.episode_row(0))
@@ -218,14 +218,14 @@ def test_a_run_of_which_an_episode_is_missing_has_stopped(run, tmp_path):
 
 
 @pytest.mark.parametrize(("iterations", "state"), [(2, "finished"), (3, "stopped")])
-def test_a_training_is_finished_with_its_last_iteration(tmp_path, iterations, state):
+def test_training_is_finished_with_its_last_iteration(tmp_path, iterations, state):
     rows = [fake_run.run_row(iterations=iterations), fake_run.update_row(1), fake_run.update_row(2)]
     made_run.write(tmp_path, rows)
 
     assert open_run(tmp_path).state == state
 
 
-def test_a_run_killed_before_its_own_row_has_stopped_and_says_so(tmp_path):
+def test_run_killed_before_its_run_row_is_stopped(tmp_path):
     RunWriter(tmp_path).close()
 
     assert open_run(tmp_path).state == "stopped"
@@ -233,11 +233,11 @@ def test_a_run_killed_before_its_own_row_has_stopped_and_says_so(tmp_path):
         _ = open_run(tmp_path).row
 
 
-# --- what is no run -------------------------------------------------------------------------------
+# --- not a run --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("as_parquet", [False, True])
-def test_a_version_with_fewer_columns_is_named_and_not_taken_for_damage(tmp_path, as_parquet):
+def test_older_schema_version_is_named_and_not_reported_as_damage(tmp_path, as_parquet):
     made_run.write(tmp_path, [replace(fake_run.run_row(), schema_version=3)])
     lines = tmp_path / "telemetry" / "rows-00000.jsonl"
     lines.write_bytes(re.sub(rb'"metric":"\w+",', b"", lines.read_bytes()))
@@ -251,7 +251,7 @@ def test_a_version_with_fewer_columns_is_named_and_not_taken_for_damage(tmp_path
         open_run(tmp_path).rows(RunRow)
 
 
-def test_a_run_of_a_version_with_a_folder_per_table_is_refused():
+def test_run_with_a_folder_per_table_is_refused():
     old = ROOT / "tests" / "old_run"
 
     with pytest.raises(EsperError, match="was written with version 2 of the tables; this version of esper"):
@@ -259,7 +259,7 @@ def test_a_run_of_a_version_with_a_folder_per_table_is_refused():
     assert listed(old).state == "damaged"
 
 
-def test_a_run_is_opened_by_the_package_itself_without_torch():
+def test_open_run_does_not_import_torch():
     code = "import esper, sys; esper.open_run; assert 'torch' not in sys.modules"
 
     subprocess.run(
@@ -268,7 +268,7 @@ def test_a_run_is_opened_by_the_package_itself_without_torch():
     assert esper.open_run is open_run
 
 
-def test_nothing_is_written_by_reading(run, tmp_path, monkeypatch):
+def test_reading_writes_no_files(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     found = open_run(run)

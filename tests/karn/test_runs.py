@@ -16,7 +16,7 @@ def make_episode(directory: Path, *, epochs: int = fake_run.EPOCHS) -> None:
     write_run(directory, rows, episodes=2)
 
 
-def test_runs_are_found_at_any_depth_and_not_within_each_other(tmp_path):
+def test_runs_are_found_at_any_depth_but_not_inside_other_runs(tmp_path):
     for name in ("b", "a/heuristic", "a/off"):
         RunWriter(tmp_path / name).close()
     (tmp_path / "b" / "checkpoints" / "telemetry").mkdir(parents=True)
@@ -28,14 +28,14 @@ def test_runs_are_found_at_any_depth_and_not_within_each_other(tmp_path):
     assert list(find_runs(tmp_path / "b")) == [tmp_path / "b"]
 
 
-def test_a_missing_folder_is_a_sentence(tmp_path):
+def test_missing_folder_is_refused(tmp_path):
     with pytest.raises(
         EsperError, match=r"there is no folder '.*nowhere'; name the one that holds your runs"
     ):
         list(find_runs(tmp_path / "nowhere"))
 
 
-def test_a_run_that_is_over_is_seen_by_its_episodes(tmp_path):
+def test_finished_run_is_listed_with_its_result(tmp_path):
     make_episode(tmp_path)
 
     found = listed(tmp_path)
@@ -48,8 +48,8 @@ def test_a_run_that_is_over_is_seen_by_its_episodes(tmp_path):
     assert (machine["score"], machine["twin"], machine["params"]) == (61.5, 22.0, 398.0)
 
 
-def test_a_run_in_its_first_episode_is_seen_by_its_epochs(tmp_path):
-    """Scores on the way: 10, 14, 22.5, 30; after epoch 3 the host of 250 has seeds of 148 and 1200."""
+def test_run_in_its_first_episode_is_listed_with_its_last_epoch(tmp_path):
+    """Scores so far: 10, 14, 22.5, 30; after epoch 3 the host of 250 has seeds of 148 and 1200."""
     make_episode(tmp_path, epochs=3)
 
     found = listed(tmp_path).overview
@@ -58,13 +58,13 @@ def test_a_run_in_its_first_episode_is_seen_by_its_epochs(tmp_path):
     assert (found.progress.unit, found.progress.done, found.progress.total) == ("epoch", 3, 16)
 
 
-def test_a_run_without_its_own_row_is_listed_with_what_is_known(tmp_path):
+def test_run_without_run_row_is_listed_with_its_state(tmp_path):
     with RunWriter(tmp_path):
         assert listed(tmp_path) == ListedRun(str(tmp_path), "running")
     assert listed(tmp_path) == ListedRun(str(tmp_path), "stopped")
 
 
-def test_a_damaged_run_says_why(tmp_path):
+def test_damaged_run_is_listed_with_the_reason(tmp_path):
     make_episode(tmp_path)
     (tmp_path / "telemetry" / "rows-00000.jsonl").write_bytes(b'{"table":"run","t":1.0}\n')
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from esper.karn.serve.folder import RunFolder, UnknownRunError
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
 from tests.karn.serving import lines_of, write_run
@@ -19,7 +19,7 @@ def version(folder: Path) -> str:
     return run.version
 
 
-def test_runs_are_named_by_their_place_and_what_is_hidden_or_linked_is_passed_over(tmp_path):
+def test_runs_are_named_by_relative_path_and_hidden_or_linked_ones_are_skipped(tmp_path):
     for place in ("mine", "runs/b", "runs/a/deep/er", "runs/.cache/old"):
         write_run(tmp_path / place, [])
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "mine")
@@ -28,7 +28,7 @@ def test_runs_are_named_by_their_place_and_what_is_hidden_or_linked_is_passed_ov
     assert names(tmp_path / "runs") == ["a/deep/er", "b"]
 
 
-def test_a_run_is_found_by_nothing_but_its_id(tmp_path):
+def test_run_is_found_only_by_its_id(tmp_path):
     write_run(tmp_path / "mine", [])
     (run,) = RunFolder(tmp_path).runs().values()
 
@@ -39,7 +39,7 @@ def test_a_run_is_found_by_nothing_but_its_id(tmp_path):
 
 
 @pytest.mark.parametrize("linked", ["telemetry", "telemetry/rows-00000.jsonl"])
-def test_a_run_whose_telemetry_is_linked_from_elsewhere_is_refused(tmp_path, linked):
+def test_run_with_linked_telemetry_is_refused(tmp_path, linked):
     outside = write_run(tmp_path / "outside")
     inside = write_run(tmp_path / "runs" / "mine")
     place = inside / linked
@@ -53,7 +53,7 @@ def test_a_run_whose_telemetry_is_linked_from_elsewhere_is_refused(tmp_path, lin
     )
 
 
-def test_a_run_that_cannot_be_looked_at_leaves_the_others_as_they_are(tmp_path, monkeypatch):
+def test_unreadable_run_does_not_affect_the_others(tmp_path, monkeypatch):
     def fail(telemetry: Path) -> bool:
         if telemetry.parent.name == "locked":
             raise PermissionError(13, "Permission denied")
@@ -68,7 +68,7 @@ def test_a_run_that_cannot_be_looked_at_leaves_the_others_as_they_are(tmp_path, 
     assert refusals == {"fine": None, "locked": "'locked' cannot be looked at: Permission denied"}
 
 
-def test_a_version_changes_with_a_row_or_another_file_of_its_size_and_with_nothing_else(tmp_path):
+def test_version_changes_with_a_row_or_a_replaced_file_and_not_otherwise(tmp_path):
     run = write_run(tmp_path / "mine")
     first = version(tmp_path)
     assert version(tmp_path) == first
@@ -80,21 +80,21 @@ def test_a_version_changes_with_a_row_or_another_file_of_its_size_and_with_nothi
     assert len({first, second, version(tmp_path)}) == 3
 
 
-def test_a_version_changes_when_the_writer_goes_without_a_word(tmp_path):
+def test_version_changes_when_the_writer_dies(tmp_path):
     writer = RunWriter(tmp_path / "mine")
     writer.emit(fake_run.run_row())
     writer.flush()
     alive = version(tmp_path)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-    writer._lock.release()  # as the kernel does it for a process that was killed
+    writer._lock.release()  # as the kernel does for a killed process
 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
     assert version(tmp_path) != alive
 
 
-def test_journals_change_a_version_once_they_are_read(tmp_path):
-    """Else a page about a training would be worked out anew with every epoch, and show the same."""
+def test_version_changes_with_journals_only_after_the_writer_died(tmp_path):
+    """Otherwise every epoch of a training would recompute an unchanged page."""
     with RunWriter(tmp_path / "mine"):
         journal = IterationJournal(tmp_path / "mine", "standard")
         alive = version(tmp_path)
@@ -105,7 +105,7 @@ def test_journals_change_a_version_once_they_are_read(tmp_path):
     assert version(tmp_path) != dead
 
 
-def test_a_link_among_the_journals_of_a_living_run_is_refused(tmp_path):
+def test_link_among_the_journals_of_a_live_run_is_refused(tmp_path):
     with RunWriter(tmp_path / "mine"):
         IterationJournal(tmp_path / "mine", "standard").take(1, 0, [fake_run.epoch_row(1)])
         (tmp_path / "mine" / "telemetry" / "unfinished-00001" / "link").symlink_to(tmp_path)
@@ -114,8 +114,8 @@ def test_a_link_among_the_journals_of_a_living_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("took", "due"), [(0.0, 1.0), (2.0, 20.0)])
-def test_the_folder_is_looked_at_once_a_second_or_for_a_tenth_of_the_time(tmp_path, took, due):
-    ticks = iter([0.0, took, 0.95 * due, due, due])  # asked, looked, asked, asked, looked
+def test_folder_is_walked_once_a_second_or_for_a_tenth_of_the_time(tmp_path, took, due):
+    ticks = iter([0.0, took, 0.95 * due, due, due])  # asked, walked, asked, asked, walked
     folder = RunFolder(tmp_path, clock=lambda: next(ticks))
     folder.runs()
     write_run(tmp_path / "mine", [])

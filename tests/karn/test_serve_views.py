@@ -1,4 +1,4 @@
-"""The served page says what the questions answer, and only about runs of its folder."""
+"""Served pages show the answers of the questions, and only about runs of the folder."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from esper.karn.figures import figure_named
 from esper.karn.page.sections import SHOWN
-from esper.karn.questions.episodes import EpisodeKey
+from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.run import open_run
 from esper.leyline.rows import EpisodeRow, EpochRow, Row, UpdateRow
 from esper.nissa.writer import RunWriter
@@ -20,7 +20,7 @@ DAMAGED = "is not a row: it must begin with the name of a table"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """An episode, a training, and a run that is damaged."""
+    """Write an episode, a training and a damaged run."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "episode")
     write_run(folder / "nested" / "training", training(3), iterations=3, controller="ppo")
@@ -33,15 +33,15 @@ def client(runs) -> Client:
     return Client(runs)
 
 
-# --- the list -------------------------------------------------------------------------------------
+# --- list of runs -----------------------------------------------------------------------------------
 
 
-def test_the_list_says_of_every_run_what_the_questions_answer(client):
+def test_list_shows_the_overview_of_every_run(client):
     rows = client.rows()
 
     assert set(rows) == {"damaged", "episode", "nested/training"}
     cells = [cell.text for cell in rows["episode"].all("td")]
-    # The network that the made-up episode left behind, as `esper runs` has it; its last epoch was at 62.0.
+    # The final network of the generated episode, as in `esper runs`; its last epoch was at 62.0.
     assert cells[2:] == [
         *("finished", "digits_impaired", "heuristic", "epoch 8/8", "–", "▂▃▃▄▅▆▇██"),
         *("61.5", "22.0", "+39.5", "×1.59", "", "2030-01-01 00:00"),
@@ -51,23 +51,23 @@ def test_the_list_says_of_every_run_what_the_questions_answer(client):
     assert DAMAGED in rows["damaged"].text
 
 
-def test_a_list_that_takes_long_leaves_runs_for_later(client, runs, monkeypatch):
+def test_slow_list_leaves_runs_unread(client, runs, monkeypatch):
     client.rows()
     monkeypatch.setattr("esper.karn.serve.views.SECONDS_FOR_ROWS", -1.0)
 
     unread = Client(runs).rows(patiently=False)
     assert {row.attributes.get("class") for row in unread.values()} == {"pending"}
-    assert "61.5" in client.rows()["episode"].text  # what is known is shown at once
+    assert "61.5" in client.rows()["episode"].text  # cached overviews are shown at once
 
 
-def test_an_empty_folder_says_how_to_begin(tmp_path):
+def test_empty_folder_explains_how_to_start_a_run(tmp_path):
     assert f"esper run --out {tmp_path.name}/mine" in Client(tmp_path).ask("/").html.text
 
 
-# --- one run --------------------------------------------------------------------------------------
+# --- page of one run --------------------------------------------------------------------------------
 
 
-def test_a_page_asks_for_every_part_and_every_part_is_there(client):
+def test_page_requests_every_part_and_every_part_exists(client):
     for name in ("episode", "nested/training"):
         page = client.ask(f"/runs/{client.id_of(name)}").html
         parts = [node.attributes["data-part"] for node in page.all() if "data-part" in node.attributes]
@@ -81,7 +81,7 @@ def test_a_page_asks_for_every_part_and_every_part_is_there(client):
             assert not list(answer.html.all(role="alert")), part
 
 
-def test_alerts_that_are_open_stand_in_the_head_and_are_counted_in_the_list(tmp_path):
+def test_open_alerts_are_in_the_head_and_counted_in_the_list(tmp_path):
     rows = [*fake_run.episode(), fake_run.alert_row("collapse"), fake_run.alert_row("slow")]
     write_run(tmp_path / "mine", [*rows, fake_run.alert_row("slow", "cleared")])
     client = Client(tmp_path)
@@ -94,7 +94,7 @@ def test_alerts_that_are_open_stand_in_the_head_and_are_counted_in_the_list(tmp_
 
 @pytest.mark.parametrize("key", SHOWN)
 @pytest.mark.parametrize("name", ["episode", "nested/training"])
-def test_a_figure_is_the_picture_of_the_run(client, runs, key, name):
+def test_figure_part_is_the_picture_of_the_run(client, runs, key, name):
     shown = client.part(name, key)
     picture = figure_named(key).answer(open_run(runs / name))
 
@@ -106,7 +106,7 @@ def test_a_figure_is_the_picture_of_the_run(client, runs, key, name):
         assert cells == [[" ".join(cell.split()) for cell in row] for row in picture.rows]
 
 
-def test_a_chosen_episode_is_shown_and_its_neighbours_offered(client, runs):
+def test_selected_episode_is_shown_with_links_to_its_neighbours(client, runs):
     lanes = figure_named("lanes").answer(open_run(runs / "nested/training"), EpisodeKey(0, 1))
     shown = client.part("nested/training", "lanes?at=0-1-0")
 
@@ -118,7 +118,7 @@ def test_a_chosen_episode_is_shown_and_its_neighbours_offered(client, runs):
 
 
 @pytest.mark.parametrize("at", ["0", "0-1", "x-0-0", "1.5-0-0", "0-0-0-0", "--"])
-def test_an_episode_that_is_none_is_a_sentence(client, at):
+def test_malformed_episode_is_refused(client, at):
     answer = client.part("episode", f"lanes?at={at}")
 
     assert (answer.status, answer.error) == (
@@ -127,14 +127,14 @@ def test_an_episode_that_is_none_is_a_sentence(client, at):
     )
 
 
-def test_an_unknown_part_is_named_with_the_nearest(client):
+def test_unknown_part_error_names_the_nearest_part(client):
     answer = client.part("episode", "lane")
 
     assert answer.status == 404
     assert answer.error.startswith("unknown part of a page 'lane'; did you mean lanes?")
 
 
-def test_a_run_that_began_a_moment_ago_says_that_nothing_is_known_until_there_are_rows(tmp_path):
+def test_new_run_shows_that_nothing_is_known_until_it_has_rows(tmp_path):
     with RunWriter(tmp_path / "mine") as writer:
         writer.emit(fake_run.run_row())
         writer.flush()
@@ -150,26 +150,26 @@ def test_a_run_that_began_a_moment_ago_says_that_nothing_is_known_until_there_ar
         assert facts(client.part("mine", "head").html)["score"] == "14.0"
 
 
-@pytest.mark.parametrize("address", ["/runs/nobody", "/runs/nobody/head"])
-def test_a_run_that_is_not_there_is_a_sentence(client, address):
+@pytest.mark.parametrize("address", ["/runs/unknown", "/runs/unknown/head"])
+def test_unknown_run_is_refused(client, address):
     answer = client.ask(address)
 
     assert answer.status == 404
-    assert answer.error == "there is no run 'nobody' in this folder; it may have been moved away"
+    assert answer.error == "there is no run 'unknown' in this folder; it may have been moved away"
 
 
-# --- two runs -------------------------------------------------------------------------------------
+# --- comparison of two runs -------------------------------------------------------------------------
 
 
 def axes_of(body: bytes) -> list[tuple[str, ...]]:
-    """The numbers at the axes and the healthy bands, each with its place."""
+    """Return the axis numbers and the healthy bands, each with its position."""
     number = r'<text x="([^"]+)" y="([^"]+)" class="dim" text-anchor="(?:end|middle)">(-?[\d.]+k?)</text>'
     band = r'<rect x="([^"]+)" y="([^"]+)" width="[^"]+" height="([^"]+)" class="inband"/>'
     return re.findall(number, body.decode()) + re.findall(band, body.decode())
 
 
 def changed(row: Row, more: float) -> Row:
-    """A row of a training that scores and is rewarded ``more``."""
+    """Return a row of a training whose scores and rewards are higher by ``more``."""
     if isinstance(row, EpisodeRow):
         score, reward = more + 0.5 * row.val_score, (row.total_reward or 0.0) + more
         return replace(row, val_score=score, total_reward=reward, params=int(row.params + more))
@@ -189,7 +189,7 @@ def changed(row: Row, more: float) -> Row:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> Client:
-    """Two trainings of unequal length, of which one scores and is rewarded more; and one that is damaged."""
+    """Write two trainings of different length and score, and a damaged one."""
     folder = tmp_path_factory.mktemp("pair")
     for name, iterations, more in (("short", 3, 0.0), ("long", 7, 30.0)):
         rows = made_run.training_rows(iterations=iterations, envs=3, horizon=10 + iterations)
@@ -200,14 +200,14 @@ def pair(tmp_path_factory) -> Client:
 
 
 @pytest.mark.parametrize("key", [key for key in SHOWN if key != "interactions"])
-def test_figures_beside_each_other_have_the_same_axes(pair, key):
+def test_figures_of_two_compared_runs_have_the_same_axes(pair, key):
     short, long = (
-        pair.part(name, f"{key}?beside={pair.id_of(other)}").body
+        pair.part(name, f"{key}?compared={pair.id_of(other)}").body
         for name, other in (("short", "long"), ("long", "short"))
     )
     alone = pair.part("short", key).body
 
-    if key == "worth":  # one row per blueprint, so that the axis lies higher or lower
+    if key == "worth":  # One row per blueprint, so the axis height differs.
         short_axes, long_axes = ([(x, text) for x, _, text in axes_of(one)] for one in (short, long))
         assert short_axes == long_axes != []
     else:
@@ -215,18 +215,18 @@ def test_figures_beside_each_other_have_the_same_axes(pair, key):
         assert axes_of(short) != axes_of(alone)
 
 
-def test_a_run_beside_one_that_cannot_be_read_is_shown_alone(pair):
+def test_run_compared_with_a_damaged_run_is_shown_alone(pair):
     alone = pair.part("short", "growth").body
 
-    assert pair.part("short", f"growth?beside={pair.id_of('damaged')}").body == alone
-    assert DAMAGED in pair.part("damaged", f"growth?beside={pair.id_of('short')}").error
-    assert pair.part("short", "growth?beside=nobody").status == 404
+    assert pair.part("short", f"growth?compared={pair.id_of('damaged')}").body == alone
+    assert DAMAGED in pair.part("damaged", f"growth?compared={pair.id_of('short')}").error
+    assert pair.part("short", "growth?compared=unknown").status == 404
 
 
-def test_an_episode_beside_a_training_counts_something_else(client):
-    """Epochs and iterations share no axis."""
-    beside = client.part("episode", f"choices?beside={client.id_of('nested/training')}").body
-    assert beside == client.part("episode", "choices").body
+def test_run_and_training_share_no_axis(client):
+    """One axis counts epochs, the other iterations."""
+    compared = client.part("episode", f"choices?compared={client.id_of('nested/training')}").body
+    assert compared == client.part("episode", "choices").body
 
 
 def test_two_runs_are_compared_part_by_part(tmp_path):
@@ -244,7 +244,7 @@ def test_two_runs_are_compared_part_by_part(tmp_path):
     assert found.one(class_="headline").text.startswith("Against demo, in one episode begun alike: +0.0")
 
 
-def test_a_comparison_says_what_is_missing(client):
+def test_comparison_with_a_damaged_or_missing_run_is_refused(client):
     episode, damaged = client.id_of("episode"), client.id_of("damaged")
 
     assert "'damaged' cannot be read" in client.ask(f"/comparison?run={episode}&run={damaged}").error
@@ -252,10 +252,10 @@ def test_a_comparison_says_what_is_missing(client):
     assert (answer.status, answer.error) == (400, "two runs are compared; 1 were named")
 
 
-# --- damage ---------------------------------------------------------------------------------------
+# --- damaged runs -----------------------------------------------------------------------------------
 
 
-def test_a_damaged_run_says_why_in_every_part(client):
+def test_damaged_run_shows_the_reason_in_every_part(client):
     assert client.ask(f"/runs/{client.id_of('damaged')}").status == 200
     for key in ("head", "conclusion", "growth", "diary"):
         answer = client.part("damaged", key)
@@ -264,7 +264,7 @@ def test_a_damaged_run_says_why_in_every_part(client):
         assert b"<script" not in answer.body
 
 
-def test_no_content_of_a_file_breaks_the_page(tmp_path):
+def test_arbitrary_file_content_does_not_break_the_page(tmp_path):
     write_run(tmp_path / "fine")
     contents = [b"\xff\xfe\x00", b'{"t": NaN}', b"[]", b"null", b'{"t":1e400}', b"{" * 10_000]
     for number, content in enumerate(contents):
@@ -275,7 +275,7 @@ def test_no_content_of_a_file_breaks_the_page(tmp_path):
     assert [name for name, row in rows.items() if "unreadable" not in row.text] == []
 
 
-def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_path):
+def test_contradictory_rows_break_only_the_parts_that_use_them(tmp_path):
     row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
     write_run(tmp_path / "mine", [*fake_run.episode(), replace(row, to_stage=77)])
     client = Client(tmp_path)
@@ -284,7 +284,7 @@ def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_p
     assert not list(client.part("mine", "growth").html.all(role="alert"))
 
 
-# --- paths ----------------------------------------------------------------------------------------
+# --- path traversal ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +309,7 @@ def test_rows_that_contradict_each_other_break_only_what_they_are_shown_in(tmp_p
         "/compare?run=episode&run=%2fetc",
     ],
 )
-def test_no_path_leads_out_of_what_is_served(client, target):
+def test_no_path_leads_out_of_the_served_folder(client, target):
     answer = client.ask(target)
 
     assert answer.status == 404
@@ -317,7 +317,7 @@ def test_no_path_leads_out_of_what_is_served(client, target):
     assert b"root:" not in answer.body
 
 
-def test_a_link_out_of_the_folder_shows_nothing_of_what_it_leads_to(tmp_path):
+def test_link_out_of_the_folder_reveals_nothing_of_its_target(tmp_path):
     outside = write_run(tmp_path / "outside", controller="secret")
     inside = write_run(tmp_path / "runs" / "mine")
     lines_of(inside).unlink()

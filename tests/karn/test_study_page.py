@@ -1,4 +1,4 @@
-"""A study of made-up numbers as tables, pictures and a page."""
+"""Tables, pictures and page of a study with made-up numbers."""
 
 import math
 from xml.etree import ElementTree
@@ -20,7 +20,7 @@ FLOPS = {
 
 
 def arm(name: str, *losses: list[float], static: bool = False, params: float = 1000.0) -> ArmNumbers:
-    """``losses`` by rng seed; the score is 100 less ten times the last loss."""
+    """Return an arm with ``losses`` by rng seed; the score is 100 minus ten times the last loss."""
     values = np.array([losses])
     return ArmNumbers(
         name, static, values, 100 - 10 * values[..., -1], np.array([params] * 2), FLOPS, "rate × 1"
@@ -37,18 +37,18 @@ def study(*arms: ArmNumbers, reference: tuple[str, ...] = ("static:1", "static:2
 
 
 def rows(found: StudyNumbers) -> list[dict[str, dict[str, str]]]:
-    """Of every table, cells by row and column."""
+    """Return the cells of every table by row and column."""
     return [
         {row[0]: dict(zip(table.columns, row, strict=True)) for row in (*table.rows, table.foot) if row}
         for table in study_tables(found)
     ]
 
 
-def test_tables_say_losses_regrets_ratios_differences_and_what_was_spent():
+def test_tables_contain_losses_regrets_ratios_differences_and_compute():
     losses, regrets, ratios, ends, spent = rows(study(SMALL, LARGE, GROWN))
     assert losses["grown"]["2.00 GFLOP"] == "3.100"
     # At the first mark against static:1: 0.2 / 2 and 0, mean 5 %. At the last against static:2: 0.04 / 0.8
-    # and 0, mean 2.5 %. The one rng seed has 10 and 5 %, the other 0 twice: draws go from 0 to 10 %.
+    # and 0, mean 2.5 %. One rng seed has 10 and 5 %, the other 0 twice: draws range from 0 to 10 %.
     assert regrets["grown"] == {
         "arm": "grown", "2.00 GFLOP": "5.0 %", "4.00 GFLOP": "2.5 %",
         "largest (95 %)": "5.0 % (0.0 % to 10.0 %)",
@@ -60,7 +60,7 @@ def test_tables_say_losses_regrets_ratios_differences_and_what_was_spent():
     # Scores 91.6 and 82 against 90 and 80: 1.6 and 2.
     assert ends["grown"]["above static:1 (95 %)"] == "+1.80 (+1.60 to +2.00)"
     assert ends["static:1"]["above static:1 (95 %)"] == ""
-    # t = 1.8 / 0.2 = 9 of one degree: p = 1 - 2/π · atan 9 = 0.0704. static:2 differs by 2 twice: p = 0.
+    # t = 1.8 / 0.2 = 9 for one degree: p = 1 - 2/π · atan 9 = 0.0704. static:2 differs by 2 twice: p = 0.
     assert [ends[name]["p (Holm)"] for name in ("static:2", "grown")] == ["0", "0.0704"]
     assert spent["grown"] == {
         "arm": "grown", "charged": "4.00 GFLOP", "of it incubation": "0 FLOP",
@@ -68,7 +68,7 @@ def test_tables_say_losses_regrets_ratios_differences_and_what_was_spent():
     }  # fmt: skip
 
 
-def test_without_static_sizes_there_is_no_regret():
+def test_study_without_static_arms_has_no_regret():
     found = study(GROWN, SMALL, reference=())
     assert [table.title for table in study_tables(found)] == [
         "made: test loss by compute", "made: test score after 4.00 GFLOP", "made: compute",
@@ -76,7 +76,7 @@ def test_without_static_sizes_there_is_no_regret():
     assert len(study_pictures(found)) == 2
 
 
-def test_what_diverged_reads_unknown_everywhere_and_the_rest_is_drawn():
+def test_diverged_arm_is_unknown_in_tables_and_other_arms_are_drawn():
     lost = arm("lost", [math.nan, math.nan], [4.0, 2.0], params=math.nan)
     losses, regrets, _, ends, _ = rows(study(SMALL, LARGE, lost))
     assert (
@@ -85,7 +85,7 @@ def test_what_diverged_reads_unknown_everywhere_and_the_rest_is_drawn():
     assert "nan" not in render_study([study(SMALL, LARGE, lost)], "made")
 
 
-def test_a_table_is_markdown():
+def test_table_renders_as_markdown():
     text = study_tables(study(SMALL, LARGE))[0].markdown()
     assert text.splitlines()[2:5] == [
         "| arm | 2.00 GFLOP | 4.00 GFLOP | chosen |",
@@ -94,7 +94,7 @@ def test_a_table_is_markdown():
     ]
 
 
-def test_static_sizes_are_thin_their_best_is_dotted_and_others_are_thick():
+def test_static_arms_are_thin_their_minimum_dotted_and_others_thick():
     pictures = dict(study_pictures(study(SMALL, LARGE, GROWN)))
     for heading in ("made: loss against compute", "made: regret against compute"):
         drawn = ElementTree.fromstring(pictures[heading].svg)
@@ -106,7 +106,7 @@ def test_static_sizes_are_thin_their_best_is_dotted_and_others_are_thick():
         assert {"static:1", "static:2", "grown", "2.00 GFLOP", "4.00 GFLOP"} <= names
 
 
-def test_columns_of_numbers_are_set_flush_right_names_below_them_too():
+def test_numeric_columns_and_the_names_below_are_right_aligned():
     page = read_page(render_study([study(SMALL, LARGE, GROWN)], "made"))
     rows = list(page.one("div", **{"aria-label": "made: regret by compute"}).all("tr"))
     for row in rows:
@@ -114,7 +114,7 @@ def test_columns_of_numbers_are_set_flush_right_names_below_them_too():
     assert [cell.text for cell in rows[-1].all()] == ["best static size", "static:1", "static:2", ""]
 
 
-def test_a_page_needs_nothing_else_and_escapes_names():
+def test_study_page_is_self_contained_and_escapes_names():
     page = render_study([study(SMALL, LARGE, arm("<b>", [1.0, 1.0], [1.0, 1.0]))], "made & done")
     assert "<b>" not in page
     assert "made &amp; done" in page

@@ -4,7 +4,7 @@ import json
 from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
-from esper.karn.episodes import SeedHistory, seed_histories
+from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.karn.summary import as_json, comparison, episode_summary
 from esper.leyline.rows import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
@@ -24,7 +24,7 @@ def transitions() -> list[TransitionRow]:
 def histories(
     rows: list[SeedRow] | None = None, moves: list[TransitionRow] | None = None, run: RunRow = RUN
 ) -> list[SeedHistory]:
-    """Of the seeds of the made-up episode, unless other rows are given."""
+    """Return the seed histories of the generated episode, or of other rows if given."""
     rows, moves = seeds() if rows is None else rows, transitions() if moves is None else moves
     return seed_histories(run, fake_run.EPOCHS, rows, moves)
 
@@ -71,13 +71,13 @@ heuristic  61.5 (+39.5)  60.2 (+38.8)  398 (×1.59)  4.00 GFLOP (×2.67)
 off                22.0          21.5          250          1.50 GFLOP"""
 
 
-def test_an_episode_is_told_in_80_columns():
+def test_episode_summary_fits_80_columns():
     shown = text_of(episode_summary(RUN, fake_run.episode_row(), histories()))
 
     assert shown == SUMMARY
 
 
-def test_the_longest_names_still_fit_80_columns():
+def test_longest_names_fit_80_columns():
     run = replace(fake_run.run_row(), blueprints=["flex_attention"] * 13, slots=["r10c10"] * 3)
     measured = {"contribution": -21.9, "contribution_error": 10.8, "shapley": -20.5}
     rows = [replace(row, style=1, params=123_456, **measured) for row in seeds()]
@@ -88,7 +88,7 @@ def test_the_longest_names_still_fit_80_columns():
         assert whole in shown
 
 
-def test_an_early_end_is_named_and_purposes_without_compute_are_left_out():
+def test_early_end_is_named_and_purposes_without_compute_are_omitted():
     episode = replace(control(), ended_by="rollback", flops={"forward": 10, "counterfactual": 0})
     shown = text_of(episode_summary(RUN, episode, []))
 
@@ -97,7 +97,7 @@ def test_an_early_end_is_named_and_purposes_without_compute_are_left_out():
     assert shown.endswith("no seed germinated")
 
 
-def test_what_is_unknown_is_a_dash():
+def test_unknown_values_are_dashes():
     episode = replace(fake_run.episode_row(), twin_val_score=None)
     shown = text_of(episode_summary(RUN, episode, histories([])))
 
@@ -106,7 +106,7 @@ def test_what_is_unknown_is_a_dash():
     assert shown.count("–") == 2 + 3 * 4
 
 
-def test_a_seed_shows_the_measurement_of_its_last_epoch_and_is_alive_until_it_ends():
+def test_seed_has_its_last_measurement_and_is_alive_until_it_ends():
     moves = [
         replace(row, contribution=1.5) if row.seed == 2 and row.to_stage == Stage.PRUNED else row
         for row in transitions()
@@ -119,21 +119,22 @@ def test_a_seed_shows_the_measurement_of_its_last_epoch_and_is_alive_until_it_en
     assert [seed["fate"] for seed in result["seeds"]] == ["alive", "alive", "alive"]
 
 
-def test_arms_show_their_difference_from_the_last_one():
+def test_arms_show_their_difference_from_the_last_arm():
     assert text_of(comparison([("heuristic", fake_run.episode_row()), ("off", control())])) == COMPARISON
     alone = text_of(comparison([("[off]", control())])).split("\n")[-1]
-    assert alone == "[off]        22.0  21.5     250  1.50 GFLOP"  # brackets are no markup
+    assert alone == "[off]        22.0  21.5     250  1.50 GFLOP"  # brackets are not rich markup
     many = [(f"static_grown_{number}", fake_run.episode_row()) for number in range(5)]
     assert max(map(len, text_of(comparison(many)).split("\n"))) <= 80
 
 
-def test_the_same_content_is_there_as_plain_values():
+def test_json_has_the_content_of_the_summary():
     result = as_json(RUN, fake_run.episode_row(), histories())
     pruned = result["seeds"][1]
 
     assert json.loads(json.dumps(result)) == result
     assert result["val_gain_over_twin"] == 39.5
-    assert result["flops_charged"] == 4_000_000_000  # neither the validation nor, a second time, pruned seeds
+    # Without validation, and without counting pruned seeds twice.
+    assert result["flops_charged"] == 4_000_000_000
     assert result["ops"]["GERMINATE"] == 3
     assert pruned == {
         "slot": "r0c1",

@@ -1,4 +1,4 @@
-"""The terminal's view of made-up runs: its lines, its screen, and what it takes of others' time."""
+"""Terminal view of generated runs: its lines, its screen, and its share of the caller's time."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.segment import Segment
 
 from esper.karn import terminal
-from esper.karn.lines import LogEntry, line_of
+from esper.karn.log_lines import LogEntry, line_of
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.run import open_run
 from esper.karn.screen import screen
@@ -79,11 +79,11 @@ def logged(directory: Path, rows: Iterable[Row]) -> list[str]:
 # --- plain lines ------------------------------------------------------------------------------------
 
 
-def test_without_a_terminal_there_is_one_line_per_epoch_and_per_change_that_matters(tmp_path: Path) -> None:
+def test_output_without_a_terminal_has_a_line_per_epoch_and_per_logged_stage(tmp_path: Path) -> None:
     assert logged(tmp_path / "run", a_run()) == LOG.splitlines()
 
 
-def test_a_dumb_terminal_and_one_that_knows_only_ascii_get_lines(tmp_path: Path) -> None:
+def test_dumb_or_ascii_terminal_gets_lines(tmp_path: Path) -> None:
     write(tmp_path / "run", a_run())
     dumb, raw = io.StringIO(), io.BytesIO()
     shown(tmp_path / "run", Console(file=dumb, force_terminal=True, _environ={"TERM": "dumb"}))
@@ -94,7 +94,7 @@ def test_a_dumb_terminal_and_one_that_knows_only_ascii_get_lines(tmp_path: Path)
     assert b"params 398 ?1.59  slots T..\n" in raw.getvalue()
 
 
-def test_later_episodes_say_which_one_they_are_and_an_unknown_twin_is_a_dash(tmp_path: Path) -> None:
+def test_lines_name_later_episodes_and_show_an_unknown_twin_as_a_dash(tmp_path: Path) -> None:
     bare = replace(fake_run.epoch_row(1, episode=2), twin_score=None)
     lines = logged(tmp_path / "run", chain(a_run(2), [bare]))
 
@@ -105,9 +105,9 @@ def test_later_episodes_say_which_one_they_are_and_an_unknown_twin_is_a_dash(tmp
     )
 
 
-@pytest.mark.parametrize("share", [1e-6, 1e6], ids=["no time for it", "much time"])
-def test_a_run_that_goes_on_gets_every_line_once(share: float, tmp_path: Path) -> None:
-    """A caller that may hardly be held up gets the first look at once, and the rest at the end."""
+@pytest.mark.parametrize("share", [1e-6, 1e6], ids=["tiny-share", "large-share"])
+def test_run_in_progress_gets_every_line_once(share: float, tmp_path: Path) -> None:
+    """With a tiny share of time, the first read is immediate and the rest happens at the end."""
     file, writer = io.StringIO(), RunWriter(tmp_path / "run")
     after_first: list[str] = []
     with TerminalView(tmp_path / "run", Console(file=file), share_of_time=share) as view:
@@ -129,7 +129,7 @@ def governor_alert(value: float | None, limit: float | None) -> AlertRow:
     return replace(row, severity="error", value=value, limit=limit, episode=1, epoch=7)
 
 
-def test_an_alert_of_a_run_is_one_line(tmp_path: Path) -> None:
+def test_alert_of_a_run_is_one_line(tmp_path: Path) -> None:
     rows = [fake_run.run_row(), governor_alert(2.314, 2.2561), governor_alert(None, None)]
     start = "error collapse raised in episode 1, epoch 7 (environment 0): found"
     assert logged(tmp_path / "run", rows)[2:] == [
@@ -146,8 +146,8 @@ def two_iterations() -> Iterator[Row]:
     yield fake_training.alert_row("kl", 3, "cleared", value=0.01)
 
 
-def test_a_training_logs_exactly_one_line_per_iteration_and_one_per_alert(tmp_path: Path) -> None:
-    """It goes on: 98 iterations of 12.5 s are left after the last one."""
+def test_training_logs_one_line_per_iteration_and_one_per_alert(tmp_path: Path) -> None:
+    """The training is in progress: 98 iterations of 12.5 s are left after the last one."""
     file = io.StringIO()
     with RunWriter(tmp_path / "run") as writer:
         for row in two_iterations():
@@ -158,7 +158,7 @@ def test_a_training_logs_exactly_one_line_per_iteration_and_one_per_alert(tmp_pa
     assert file.getvalue() == TRAINING_LOG
 
 
-def test_an_iteration_says_what_was_evaluated_left_out_or_is_unknown(tmp_path: Path) -> None:
+def test_iteration_line_shows_evaluation_skipped_update_and_unknown_values(tmp_path: Path) -> None:
     unknown = dict.fromkeys(("mean_return", "val_score", "params", "explained_variance", "entropy"))
     why = "reward of environment 1 at step 2 is nan"
     row = replace(fake_training.update_row(10), skipped=why, **unknown)
@@ -169,7 +169,7 @@ def test_an_iteration_says_what_was_evaluated_left_out_or_is_unknown(tmp_path: P
     assert "ev –  entropy –" in line
 
 
-def test_a_resumed_training_gets_no_lines_of_its_past(tmp_path: Path) -> None:
+def test_resumed_training_gets_no_lines_of_its_past(tmp_path: Path) -> None:
     write(tmp_path / "run", fake_training.course(2))
     file = io.StringIO()
     shown(tmp_path / "run", Console(file=file), skip_past=True)
@@ -177,12 +177,12 @@ def test_a_resumed_training_gets_no_lines_of_its_past(tmp_path: Path) -> None:
     assert file.getvalue() == ""
 
 
-# --- when there is nothing to show ---------------------------------------------------------------------
+# --- nothing to show --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_run_of_somebody_else_in_the_directory_is_not_shown(is_terminal: bool, tmp_path: Path) -> None:
-    """A new run that is refused its directory never asks for a refresh."""
+def test_earlier_run_in_the_directory_is_not_shown(is_terminal: bool, tmp_path: Path) -> None:
+    """A new run that is refused its directory never calls ``refresh``."""
     write(tmp_path / "run", a_run())
     file = io.StringIO()
     console = Console(file=file, force_terminal=is_terminal, color_system=None, width=80, height=24)
@@ -193,7 +193,7 @@ def test_a_run_of_somebody_else_in_the_directory_is_not_shown(is_terminal: bool,
     assert not is_terminal or file.getvalue().endswith("\x1b[?25h"), "the cursor comes back"
 
 
-def test_telemetry_that_cannot_be_read_ends_the_view_and_not_the_run(
+def test_unreadable_telemetry_ends_the_view_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "run", a_run())
@@ -206,7 +206,7 @@ def test_telemetry_that_cannot_be_read_ends_the_view_and_not_the_run(
     assert view.error is not None
 
 
-# --- the screen -----------------------------------------------------------------------------------------
+# --- screen -----------------------------------------------------------------------------------------
 
 RUN_SCREEN = """\
 digits_impaired · heuristic · finished · epoch 8/8 · 0:00:12 · 0.653 steps/s
@@ -267,9 +267,7 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "run", fake_training.troubled_course(42))
 
 
-def test_the_screen_of_a_run_and_that_of_a_training_in_trouble_fits_80_by_24(
-    finished: Path, troubled: Path
-) -> None:
+def test_screens_of_a_run_and_of_a_troubled_training_fit_80_by_24(finished: Path, troubled: Path) -> None:
     assert text_of(finished) == RUN_SCREEN
     assert text_of(troubled) == TRAINING_SCREEN
     assert TRAINING_SCREEN.count("\n") <= 24
@@ -281,7 +279,7 @@ def test_no_line_is_wider_than_the_terminal(finished: Path, troubled: Path) -> N
             assert max(map(cell_len, text_of(run, width).splitlines())) <= width
 
 
-def test_colour_is_stage_or_severity_and_a_number_outside_its_band_is_bright(troubled: Path) -> None:
+def test_colour_is_stage_or_severity_and_values_outside_their_band_are_bright(troubled: Path) -> None:
     lines = lines_of(troubled, 200)
 
     def style_of(text: str) -> str:
@@ -294,7 +292,7 @@ def test_colour_is_stage_or_severity_and_a_number_outside_its_band_is_bright(tro
     assert style_of("ratio min 0.5") == "dim"
 
 
-def test_more_epochs_than_columns_share_a_column_and_a_prune_stays_visible(tmp_path: Path) -> None:
+def test_epochs_share_columns_of_a_narrow_lane_and_a_prune_stays_visible(tmp_path: Path) -> None:
     """At 63 columns a lane has 5: two epochs each, and the prune in the fifth is followed by the embargo."""
     write(tmp_path / "run", a_run())
     lane = next(line for line in text_of(tmp_path / "run", 63).splitlines() if line.startswith("r0c1"))
@@ -302,12 +300,12 @@ def test_more_epochs_than_columns_share_a_column_and_a_prune_stays_visible(tmp_p
     assert lane.split()[1] == "░░✂~"
 
 
-def test_one_environment_of_a_training_can_be_chosen(troubled: Path) -> None:
+def test_screen_shows_the_selected_environment_of_a_training(troubled: Path) -> None:
     assert "slots   iteration 42, environment 0: score 62.0, twin 22.0\n" in text_of(troubled, env=0)
 
 
-def test_a_run_is_waited_for_and_its_last_state_stays(tmp_path: Path) -> None:
-    """There is time for one look at the run, and for the last one, which is due at once."""
+def test_screen_waits_for_the_run_and_keeps_its_last_state(tmp_path: Path) -> None:
+    """The time share allows one read and the final one, which is immediate."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
     view = TerminalView(tmp_path / "run", console, share_of_time=1e-9)
@@ -328,9 +326,7 @@ def test_a_run_is_waited_for_and_its_last_state_stays(tmp_path: Path) -> None:
     assert last.endswith("\x1b[?25h")
 
 
-def test_a_screen_is_asked_for_only_when_something_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_screen_is_computed_only_after_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(terminal, "screen", lambda *_: asked.append(1) or "x")
     monkeypatch.setattr(terminal, "DRAWS_PER_SECOND", 1e-3)
@@ -346,7 +342,7 @@ def test_a_screen_is_asked_for_only_when_something_was_written(
         assert len(asked) == 2
 
 
-def test_steps_that_a_float16_scaler_left_out_are_told() -> None:
+def test_epoch_line_shows_skipped_float16_steps() -> None:
     row = replace(fake_run.epoch_row(1), skipped_steps=3)
     line = line_of(LogEntry(row), fake_run.run_row())
     assert line is not None

@@ -1,6 +1,6 @@
-"""Writers that go on for ever, in processes of their own that are killed.
+"""Writers that run until they are killed, in separate processes.
 
-They say how many rows are flushed. A resumable one stores its checkpoint in ``RUN.json`` and goes on from it.
+They print the number of flushed rows. A resumable writer stores its checkpoint in ``RUN.json``.
 """
 
 import multiprocessing
@@ -33,12 +33,12 @@ class Checkpoint(msgspec.Struct):
     mark: RowMark
 
 
-# --- moments at which a process ends itself ---------------------------------------------------------
+# --- points at which the process kills itself -------------------------------------------------------
 
 
 def kill(*_: object) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody survives this")
+    raise AssertionError("unreachable after SIGKILL")
 
 
 def before(owner: Any, name: str) -> None:
@@ -71,7 +71,7 @@ def before_the_last_lines_go() -> None:
     original = compaction.remove
 
     def hooked(path: Path) -> None:
-        if path.name in ("rows-00004.jsonl", "rows-00000.jsonl"):  # of one that resumes, and of the other
+        if path.name in ("rows-00004.jsonl", "rows-00000.jsonl"):  # of the resumable writer, and of the other
             kill()
         original(path)
 
@@ -87,7 +87,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
 }
 
 
-# --- in the process ---------------------------------------------------------------------------------
+# --- child process ----------------------------------------------------------------------------------
 
 
 def emit_batch(writer: RunWriter, start: int) -> int:
@@ -105,7 +105,7 @@ def write_for_ever(run: Path, say: Callable[[int], None]) -> None:
 
 
 def resume_for_ever(run: Path, say: Callable[[int], None]) -> None:
-    """An iteration is a batch; every five there is a checkpoint."""
+    """Write one batch per iteration, with a checkpoint every five iterations."""
     stored = run.with_suffix(".json")
     checkpoint = Checkpoint(0, RowMark(0, 0.0))
     if stored.exists():
@@ -122,43 +122,43 @@ def resume_for_ever(run: Path, say: Callable[[int], None]) -> None:
             write_durably(stored, msgspec.json.encode(Checkpoint(rows, mark)))
 
 
-def work(kind: str, run: Path, moment: str | None, said: Connection) -> None:
+def work(kind: str, run: Path, moment: str | None, output: Connection) -> None:
     writer_module.LINES_BYTES = LINES_BYTES  # type: ignore[misc]
     if moment is not None:
         MOMENTS[moment]()
-    {"write": write_for_ever, "resume": resume_for_ever}[kind](run, said.send)
+    {"write": write_for_ever, "resume": resume_for_ever}[kind](run, output.send)
 
 
-# --- outside ----------------------------------------------------------------------------------------
+# --- parent process ---------------------------------------------------------------------------------
 
 
 class Writer:
-    """A process that writes, forked from one that has loaded everything."""
+    """A writing process, forked from one that has loaded everything."""
 
     def __init__(self, kind: str, run: Path, moment: str | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["pytest", __name__])
-        self.said, saying = context.Pipe(duplex=False)
+        self.output, sender = context.Pipe(duplex=False)
         root = str(Path(__file__).parents[2])
-        with pytest.MonkeyPatch.context() as patch:  # where the first of all looks for what it loads
+        with pytest.MonkeyPatch.context() as patch:  # read by the first process when it imports its modules
             patch.setenv("PYTHONPATH", f"{root}/src:{root}")
-            self.process = context.Process(target=work, args=(kind, run, moment, saying), daemon=True)
+            self.process = context.Process(target=work, args=(kind, run, moment, sender), daemon=True)
             self.process.start()
-        saying.close()
+        sender.close()
 
     def kill_after(self, seconds: float) -> int:
-        """Kill it that long after it said something for the first time; how many rows it had flushed."""
-        first = self.said.recv()
+        """Kill the process this long after its first output; return the number of flushed rows."""
+        first = self.output.recv()
         time.sleep(seconds)
         self.process.kill()
-        return max(first, self.last_said())
+        return max(first, self.last_output())
 
-    def last_said(self) -> int:
-        """How many rows it had flushed when it was killed."""
+    def last_output(self) -> int:
+        """Return the last printed number of flushed rows."""
         rows = 0
         try:
             while True:
-                rows = self.said.recv()
+                rows = self.output.recv()
         except EOFError:
             self.process.join()
             assert self.process.exitcode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""Reads TensorBoard's event files with its own reader, and says what a row should give."""
+"""TensorBoard's reader of event files, and the scalars expected of a row."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -21,13 +21,13 @@ class Point(NamedTuple):
 
 
 def events_in(directory: Path) -> list[Event]:
-    """All events of the one file in a directory, by TensorBoard's own reader, which checks the checksums."""
+    """Return all events of the one file in a directory; TensorBoard's reader checks the checksums."""
     (file,) = directory.iterdir()
     return [Event.FromString(data) for data in RawEventFileLoader(str(file)).Load()]
 
 
 def points_in(directory: Path) -> list[Point]:
-    """All scalars."""
+    """Return all scalars."""
     return sorted(
         Point(value.tag, event.step, event.wall_time, value.simple_value)
         for event in events_in(directory)
@@ -37,7 +37,7 @@ def points_in(directory: Path) -> list[Point]:
 
 
 def points_expected(run: RunRow, rows: list[Any]) -> list[Point]:
-    """The scalars of rows, by another way than the exporter's: all numbers that JSON would show."""
+    """Return the expected scalars of rows: all numbers of their JSON, independently of the exporter."""
     return sorted(point for row in rows for point in _points(run, row))
 
 

@@ -1,7 +1,7 @@
-"""Records the trainings in tests/nissa/recorded, good ones and such as were broken on purpose.
+"""Recorder of the trainings in tests/nissa/recorded, both good ones and deliberately broken ones.
 
-``python -m tests.nissa.record NAME …`` trains again and writes ``recorded/NAME.jsonl``: a line that says how
-it was made, then one line per row with its table. Minutes each; results differ between machines in detail.
+``python -m tests.nissa.record NAME …`` trains again and writes ``recorded/NAME.jsonl``: a header line, then
+one line per row with its table. Each takes minutes; results differ slightly between machines.
 """
 
 import sys
@@ -19,8 +19,8 @@ import msgspec
 from esper.karn.run import read_rows
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.rows import TABLES, AlertRow, EpisodeRow, Row, RunRow, UpdateRow
-from esper.nissa.rules import GOVERNOR_RULES
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
+from esper.nissa.alert_rules import GOVERNOR_RULES
 from esper.run.policy_training import train
 from esper.simic.rewards import families
 from esper.simic.rewards.families import FAMILIES, Array, RewardInputs
@@ -30,7 +30,7 @@ FOLDER: Final = Path(__file__).parent / "recorded"
 
 
 def flip_the_sign() -> AbstractContextManager[object]:
-    """The lead over the twin is rewarded with the wrong sign."""
+    """Reward the lead over the twin with the wrong sign."""
     paired = FAMILIES["paired"]
     right = paired.potentials["lead"]
 
@@ -42,13 +42,13 @@ def flip_the_sign() -> AbstractContextManager[object]:
 
 
 def charge_removals() -> AbstractContextManager[object]:
-    """Every removal costs what a hundred points of score are worth."""
+    """Charge every removal as much as a hundred points of score."""
     return mock.patch.object(families, "CHURN_COST", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One training, and the tables that are kept of it."""
+    """One training, and the tables that are recorded."""
 
     settings: Mapping[str, Any]
     tables: tuple[type[Row], ...]
@@ -72,7 +72,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 
 def record(name: str) -> None:
-    """Train, and write what the training emitted."""
+    """Train and write the emitted rows."""
     recipe = RECIPES[name]
     with recipe.breakage(), tempfile.TemporaryDirectory() as folder:
         train(TrainingConfig(**recipe.settings, detail="full"), Path(folder) / name)
@@ -88,7 +88,7 @@ def write(name: str, made_by: str, rows: Iterable[Row]) -> None:
 
 
 def read(name: str) -> Iterator[Row]:
-    """The rows of a recorded training, in the order in which they were emitted."""
+    """Return the rows of a recorded training in order of emission."""
     _, *lines = (FOLDER / f"{name}.jsonl").read_bytes().splitlines()
     for line in lines:
         found = msgspec.json.decode(line)
@@ -96,10 +96,10 @@ def read(name: str) -> Iterator[Row]:
 
 
 def replay(rows: Iterable[Row]) -> list[AlertRow]:
-    """All alerts of a run by its rows, the governor's included; the first of them is the run's own."""
+    """Return all alerts of a run's rows, including those of the governor; the first row is the run row."""
     run, *others = rows
     assert isinstance(run, RunRow)
-    watch = Watch(run)
+    watch = AlertMonitor(run)
     alerts: list[AlertRow] = []
     for row in others:
         if isinstance(row, AlertRow) and row.rule in GOVERNOR_RULES and row.event == "raised":

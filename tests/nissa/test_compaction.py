@@ -1,4 +1,4 @@
-"""Lines become Parquet, which holds what they held; what cannot be converted stays lines."""
+"""Compaction of lines to Parquet with equal content; lines that cannot be converted are kept."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from tests.karn import fake_run, made_run
 
 @pytest.fixture(autouse=True)
 def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two epochs are more than that, and one is not."""
+    """Set the size limit between one and two epochs."""
     monkeypatch.setattr(writer_module, "LINES_BYTES", 500)
 
 
@@ -45,11 +45,11 @@ def compact_by_hand(run: Path) -> None:
     assert names(run) == ["rows-00000-00000"]
 
 
-# --- Parquet holds what the lines held ------------------------------------------------------------
+# --- Parquet equals the lines -----------------------------------------------------------------------
 
 
 def emptied(table: str, row: Row) -> Row:
-    """The row with null in every column that may be unknown, and with empty lists and maps."""
+    """Return the row with null in every optional column, and with empty lists and maps."""
     changes = {}
     for column in COLUMNS[table]:
         value = getattr(row, column.name)
@@ -60,12 +60,12 @@ def emptied(table: str, row: Row) -> Row:
     return replace(row, **changes)
 
 
-def test_rows_of_every_table_are_the_same_from_parquet_with_the_types_of_the_schema(tmp_path: Path) -> None:
+def test_parquet_rows_of_every_table_equal_the_lines_and_have_the_schema_types(tmp_path: Path) -> None:
     whole = fake_run.one_row_of_each_table()
     with RunWriter(tmp_path, clock=lambda: 0.0) as writer:
         for table, row in whole.items():
             writer.emit(emptied(table, row))
-            if table != "run":  # of which there is one
+            if table != "run":  # the run has one such row
                 writer.emit(row)
     written = Run(tmp_path)
     lines = {table: written.rows(kind) for table, kind in TABLES.items()}
@@ -84,7 +84,7 @@ def test_rows_of_every_table_are_the_same_from_parquet_with_the_types_of_the_sch
         assert found[:2] == [emptied(table, row), row][: 1 if table == "run" else 2]
 
 
-def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_numbers_and_texts_survive_bit_for_bit(tmp_path: Path) -> None:
     stream = random.Random(7)
     rows = [
         replace(
@@ -103,13 +103,13 @@ def test_numbers_and_texts_come_back_bit_for_bit(tmp_path: Path) -> None:
     compact_by_hand(tmp_path)
 
     found = read_rows(tmp_path, DecisionRow)
-    assert msgspec.json.encode(found) == msgspec.json.encode(rows)  # -0.0 too, which equals 0.0
+    assert msgspec.json.encode(found) == msgspec.json.encode(rows)  # including -0.0, which equals 0.0
 
 
-# --- when lines are converted ---------------------------------------------------------------------
+# --- when lines are converted -----------------------------------------------------------------------
 
 
-def test_enough_lines_become_parquet_at_flush_and_another_file_begins(tmp_path: Path) -> None:
+def test_lines_above_the_limit_are_compacted_at_flush_and_a_new_file_starts(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0, 1)
         assert names(tmp_path) == ["rows-00000-00000"]
@@ -125,7 +125,7 @@ def test_enough_lines_become_parquet_at_flush_and_another_file_begins(tmp_path: 
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_lines_of_a_training_are_converted_when_a_checkpoint_is_stored(tmp_path: Path) -> None:
+def test_lines_of_a_training_are_compacted_when_a_checkpoint_is_stored(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         for number in range(3):
             with writer.iteration(number):
@@ -142,13 +142,13 @@ def test_lines_of_a_training_are_converted_when_a_checkpoint_is_stored(tmp_path:
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4]
 
 
-def test_where_rows_are_there_as_both_parquet_counts_and_damage_to_it_is_a_sentence(tmp_path: Path) -> None:
+def test_parquet_takes_precedence_over_lines_and_its_damage_is_reported(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0)
     path = tmp_path / "telemetry" / "rows-00000.jsonl"
     lines = path.read_bytes()
     compact_by_hand(tmp_path)
-    path.write_bytes(lines[:-9])  # so that one sees which
+    path.write_bytes(lines[:-9])  # so that the source can be recognised
 
     assert epochs_of(tmp_path) == [0]
     compact_by_hand(tmp_path)
@@ -159,7 +159,7 @@ def test_where_rows_are_there_as_both_parquet_counts_and_damage_to_it_is_a_sente
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_rows_that_are_gone_are_a_sentence(tmp_path: Path, number: int) -> None:
+def test_missing_rows_are_reported(tmp_path: Path, number: int) -> None:
     with RunWriter(tmp_path) as writer:
         for iteration in range(3):
             with writer.iteration(iteration):
@@ -170,10 +170,10 @@ def test_rows_that_are_gone_are_a_sentence(tmp_path: Path, number: int) -> None:
         read_rows(tmp_path, TABLES["epoch"])
 
 
-# --- what cannot be converted stays lines ---------------------------------------------------------
+# --- failed conversion ------------------------------------------------------------------------------
 
 
-def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(
+def test_failed_compaction_keeps_the_lines_and_emits_one_alert(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RunWriter(tmp_path) as writer:
@@ -183,7 +183,7 @@ def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(
             write_epochs(writer, 2, 3)
         assert names(tmp_path) == ["rows-00000.jsonl", "rows-00001.jsonl"]
         assert epochs_of(tmp_path) == [0, 1, 2, 3]
-        write_epochs(writer, 4, 5)  # what was left is made up for
+        write_epochs(writer, 4, 5)  # the next compaction includes the remaining lines
 
     assert capsys.readouterr().err == ""
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4, 5]
@@ -196,7 +196,7 @@ def test_a_failed_conversion_leaves_the_lines_and_one_alert_and_the_run_goes_on(
 @pytest.mark.parametrize(
     "damage", [b'{"table":"epoch","t":1.0,"env"', b'{"table":"epoch","t":"soon"}\n', b"\xff\xfe\n", b"{}\n"]
 )
-def test_lines_that_are_no_rows_are_never_converted(tmp_path: Path, damage: bytes) -> None:
+def test_invalid_lines_are_never_compacted(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "telemetry" / "rows-00000.jsonl"
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0)

@@ -21,11 +21,11 @@ from tests.nissa.event_files import events_in, points_expected, points_in
 RUN = fake_run.run_row()
 TRAINING = fake_run.run_row(iterations=3)
 THIRD_ATTEMPT = replace(fake_run.episode_row(1), attempt=2, iteration=2)
-"""In iteration 2, after two breakdowns."""
+"""Episode of iteration 2 after two failed attempts."""
 
 
 def training_rows() -> list[Row]:
-    """Three iterations; of the second one hardly anything is known."""
+    """Return three iterations; the second has mostly unknown values."""
     unknown = replace(
         fake_run.update_row(2),
         mean_return=None,
@@ -52,7 +52,7 @@ def two_episodes() -> list[Row]:
 
 
 def export(rows: list[Row], out: Path) -> list[Row]:
-    """Export rows for TensorBoard, each 0.1234 s after the one before; those of tables that are exported."""
+    """Export rows for TensorBoard at intervals of 0.1234 s; return the exported rows."""
     run, *others = rows
     assert isinstance(run, RunRow)
     timed = [replace(row, t=0.1234 * number) for number, row in enumerate(others)]
@@ -67,8 +67,8 @@ def export(rows: list[Row], out: Path) -> list[Row]:
 # --- rows as points ---------------------------------------------------------------------------------
 
 
-def test_every_list_of_numbers_has_names_and_epochs_of_a_training_are_left_out() -> None:
-    """A new list would be left out in silence."""
+def test_every_list_column_has_names_and_epochs_of_a_training_are_omitted() -> None:
+    """A new list column would be omitted silently."""
     assert exported_types(RUN) == (EpochRow, EpisodeRow)
     assert exported_types(TRAINING) == (UpdateRow, EpisodeRow)
     lists = {
@@ -81,7 +81,7 @@ def test_every_list_of_numbers_has_names_and_epochs_of_a_training_are_left_out()
     assert lists == set(LIST_NAMES)
 
 
-def test_a_list_that_does_not_fit_its_names_is_refused() -> None:
+def test_list_of_wrong_length_is_refused() -> None:
     with pytest.raises(ExportError, match="'op_shares' holds 2 entries where the run names 6 ops"):
         points_of(replace(fake_run.update_row(1), op_shares=[0.5, 0.5]), TRAINING)
 
@@ -90,8 +90,8 @@ def test_a_list_that_does_not_fit_its_names_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [training_rows(), two_episodes()], ids=["training", "run"])
-def test_every_number_of_every_row_is_in_the_file_and_nothing_else(rows: list[Row], tmp_path: Path) -> None:
-    """Tables with axes of their own in one file, all of whose points TensorBoard shows."""
+def test_event_file_contains_exactly_the_numbers_of_all_rows(rows: list[Row], tmp_path: Path) -> None:
+    """One file holds tables with different step axes, and TensorBoard shows all points."""
     exported = export(rows, tmp_path / "out")
 
     found = points_in(tmp_path / "out")
@@ -101,7 +101,7 @@ def test_every_number_of_every_row_is_in_the_file_and_nothing_else(rows: list[Ro
     assert sum(len(shown.Scalars(tag)) for tag in shown.Tags()["scalars"]) == len(found)
 
 
-def test_the_configuration_and_the_provenance_are_texts(tmp_path: Path) -> None:
+def test_configuration_and_provenance_are_texts(tmp_path: Path) -> None:
     run = replace(RUN, config={"task": "a|b\nc", "steps": None, "inner": {"rate": 0.5}})
 
     TensorBoardExporter(run, tmp_path / "out").close()
@@ -117,12 +117,12 @@ def test_the_configuration_and_the_provenance_are_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [1e39, -1e39])
-def test_a_number_beyond_32_bits_becomes_infinite(number: float) -> None:
+def test_number_beyond_32_bits_becomes_infinite(number: float) -> None:
     assert scalar("a", number)[-4:] == struct.pack("<f", math.copysign(math.inf, number))
 
 
 def test_large_steps_and_long_texts_keep_their_value(tmp_path: Path) -> None:
-    """Numbers of one, two and five bytes."""
+    """Varints of one, two and five bytes."""
     file = EventFile(tmp_path / "tfevents", 0.0)
     steps = [0, 127, 128, 16_384, 2**33]
     for step in steps:
@@ -135,10 +135,10 @@ def test_large_steps_and_long_texts_keep_their_value(tmp_path: Path) -> None:
     assert [len(event.summary.value[0].tag) for event in events] == [step % 300 for step in steps]
 
 
-# --- places -----------------------------------------------------------------------------------------
+# --- export folders ---------------------------------------------------------------------------------
 
 
-def test_a_directory_that_holds_something_is_refused_and_what_was_flushed_can_be_read(tmp_path: Path) -> None:
+def test_non_empty_export_folder_is_refused_and_flushed_points_are_readable(tmp_path: Path) -> None:
     exporter = TensorBoardExporter(TRAINING, tmp_path / "out")
     exporter.take(points_of(fake_run.update_row(1), TRAINING))
     exporter.flush()
@@ -151,7 +151,7 @@ def test_a_directory_that_holds_something_is_refused_and_what_was_flushed_can_be
     exporter.close()
 
 
-def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_export_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ExportError, match="file/out' cannot be written: Not a directory"):
@@ -159,7 +159,7 @@ def test_a_place_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("begin", "name"), [(trackio_exporter, "trackio"), (wandb_exporter, "wandb")])
-def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
+def test_missing_package_error_names_the_install_command(
     begin, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
@@ -171,7 +171,7 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
 
 
 class ForgetfulTrackio:
-    """Trackio as far as it is used; of what it cannot store it only warns."""
+    """Stub of Trackio that warns about points it cannot store."""
 
     def __init__(self, *, forgets: bool) -> None:
         self.forgets = forgets
@@ -195,7 +195,7 @@ class ForgetfulTrackio:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_what_a_tracker_is_told_and_that_its_warnings_are_taken_for_losses(
+def test_tracker_gets_all_values_and_its_warnings_become_errors(
     forgets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = ForgetfulTrackio(forgets=forgets)

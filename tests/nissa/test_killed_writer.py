@@ -1,4 +1,4 @@
-"""Writers killed with SIGKILL, at chosen moments and at any: every flushed row is there once, none twice."""
+"""Writers killed by SIGKILL at chosen and random times: every flushed row is there exactly once."""
 
 import random
 from pathlib import Path
@@ -18,16 +18,16 @@ def assert_rows_are_there_once(run: Path, flushed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["write", "resume"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_killed_while_it_converts_loses_no_row_and_converts_what_was_left(tmp_path, kind, moment):
+def test_run_killed_during_compaction_loses_no_row_and_compacts_the_rest_later(tmp_path, kind, moment):
     run = tmp_path / "run"
-    flushed = Writer(kind, run, moment).last_said()
+    flushed = Writer(kind, run, moment).last_output()
 
     assert flushed > 0
     assert_rows_are_there_once(run, flushed)
     if kind == "write":
         return
     resumed = Writer("resume", run)
-    while resumed.said.recv() < 3000:
+    while resumed.output.recv() < 3000:
         pass
     resumed.kill_after(0.0)
     files = sorted(path.name for path in (run / "telemetry").glob("rows-*"))
@@ -39,8 +39,8 @@ def test_a_run_killed_while_it_converts_loses_no_row_and_converts_what_was_left(
 
 
 @pytest.mark.parametrize("kind", ["write", "resume"])
-def test_a_run_killed_at_any_moment_loses_no_flushed_row(tmp_path, kind):
-    """One that resumes goes on with what the one before it left."""
+def test_run_killed_at_any_time_loses_no_flushed_row(tmp_path, kind):
+    """A resumable writer continues with the files of the one before."""
     stream = random.Random(kind)
     for number in range(12):
         run = tmp_path / (str(number) if kind == "write" else "run")

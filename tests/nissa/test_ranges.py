@@ -1,4 +1,4 @@
-"""Every fraction lies within 0 to 1 and every score within 0 to 100, in the rows of real runs."""
+"""Fractions lie within 0 to 1 and scores within 0 to 100 in the rows of real runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ def numbers_within(value: object) -> Iterator[float]:
 
 
 def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[str]]:
-    """The numbers that leave the range of their unit, and how many of each unit were looked at."""
+    """Return the numbers outside the range of their unit, and the count of checked numbers by unit."""
     found, seen = [], Counter[str]()
     for row in rows:
         for column in COLUMNS[TABLE_OF[type(row)]]:
@@ -40,8 +40,8 @@ def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[
 
 
 @pytest.mark.parametrize("name", ["converged", "exploding", "flipped", "good", "shaped"])
-def test_a_recorded_training_keeps_to_the_ranges_of_its_units(name: str) -> None:
-    """Those that were broken on purpose too."""
+def test_recorded_training_respects_the_ranges_of_units(name: str) -> None:
+    """Deliberately broken trainings are included."""
     found, seen = outside(record.read(name))
 
     assert found == []
@@ -49,7 +49,7 @@ def test_a_recorded_training_keeps_to_the_ranges_of_its_units(name: str) -> None
 
 
 @pytest.mark.parametrize("controller", ["heuristic", "random"])
-def test_all_tables_of_a_run_keep_to_the_ranges_of_their_units(
+def test_all_tables_of_a_run_respect_the_ranges_of_units(
     controller: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))

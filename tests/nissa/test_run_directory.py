@@ -25,7 +25,7 @@ def make_rows_end_on_a_full_disk(run):
 
 
 @pytest.mark.parametrize("below", ["", "runs/a/b"])
-def test_an_empty_directory_is_taken_or_made_and_never_written_over(tmp_path, below):
+def test_empty_directory_is_used_or_created_and_never_overwritten(tmp_path, below):
     RunWriter(tmp_path / below).close()
 
     assert (tmp_path / below / "telemetry").is_dir()
@@ -33,7 +33,7 @@ def test_an_empty_directory_is_taken_or_made_and_never_written_over(tmp_path, be
         RunWriter(tmp_path / below)
 
 
-def test_a_directory_that_holds_something_is_refused_and_left_alone(tmp_path):
+def test_non_empty_directory_is_refused_and_left_unchanged(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
 
     with pytest.raises(RunDirectoryError, match=r"already holds notes\.txt"):
@@ -41,7 +41,7 @@ def test_a_directory_that_holds_something_is_refused_and_left_alone(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_of_runs_that_start_at_once_exactly_one_gets_the_directory(tmp_path):
+def test_exactly_one_of_two_simultaneous_runs_gets_the_directory(tmp_path):
     start = Barrier(8)
 
     def claim(_):
@@ -57,15 +57,15 @@ def test_of_runs_that_start_at_once_exactly_one_gets_the_directory(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file", "file/run", "file/runs/a", "loop/run"])
-def test_what_is_in_the_way_is_a_sentence(tmp_path, place):
+def test_path_that_is_not_a_writable_directory_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("in the way")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")  # in which not even root makes directories
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")  # where not even root can create directories
 
     with pytest.raises(RunDirectoryError, match=r"cannot be written: [A-Z][\w ]+; choose"):
         RunWriter(tmp_path / place)
 
 
-def test_a_full_disk_ends_telemetry_with_one_sentence_and_never_raises(tmp_path, capsys):
+def test_full_disk_ends_telemetry_with_one_message_and_never_raises(tmp_path, capsys):
     writer = RunWriter(tmp_path)
     path = make_rows_end_on_a_full_disk(tmp_path)
     assert not writer.failed
@@ -75,20 +75,20 @@ def test_a_full_disk_ends_telemetry_with_one_sentence_and_never_raises(tmp_path,
         writer.flush()
     writer.close()
 
-    said = f"telemetry stopped: cannot write {path} (No space left on device);"
-    said += " the run goes on, its further rows are lost"
+    expected = f"telemetry stopped: cannot write {path} (No space left on device);"
+    expected += " the run goes on, its further rows are lost"
     assert writer.failed
-    assert capsys.readouterr().err == f"esper: {said}\n"
+    assert capsys.readouterr().err == f"esper: {expected}\n"
 
 
-def test_a_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monkeypatch, capsys):
-    """The first row of an epoch finds no room; three episodes go on to their end, and are saved."""
+def test_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monkeypatch, capsys):
+    """The first row of an epoch cannot be written; three episodes still finish and are saved."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     writes = itertools.count()
 
     def full_disk(file: int, content: bytearray) -> None:
-        if next(writes):  # the run's own row is written
+        if next(writes):  # the run row is written
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.write(file, content)
 

@@ -5,7 +5,7 @@ import pytest
 
 from esper.leyline.columns import COLUMNS, columns_of
 from esper.leyline.rows import TABLES, Column, Row
-from esper.nissa.schema import band, metrics_markdown
+from tools.make_reference import band, metrics_markdown
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
         ("decision", {"t", "value", "reward"}, {"log_probs", "op_probs", "reward_terms"}),
     ],
 )
-def test_the_columns_in_which_a_float_may_stand_are_known(table, floats, nested):
+def test_columns_that_may_hold_floats_are_known(table, floats, nested):
     assert {column.name for column in COLUMNS[table] if column.is_float} == floats
     assert {column.name for column in COLUMNS[table] if column.nests_floats} == nested
 
@@ -32,7 +32,7 @@ def test_the_columns_in_which_a_float_may_stand_are_known(table, floats, nested)
         (Annotated[set[int], Column("m", "Height.")], "flat values, lists and maps of them; found set"),
     ],
 )
-def test_a_column_without_meaning_or_of_another_type_is_refused(hint, refusal):
+def test_column_without_meaning_or_with_an_unsupported_type_is_refused(hint, refusal):
     class Tree(Row, kw_only=True):
         height: hint
 
@@ -40,7 +40,7 @@ def test_a_column_without_meaning_or_of_another_type_is_refused(hint, refusal):
         columns_of("trees", Tree)
 
 
-def test_a_column_of_its_own_is_described():
+def test_column_specification_has_type_unit_and_band():
     class Stove(Row, kw_only=True):
         heat: Annotated[list[float] | None, Column("K", "Heat.", low=1.0, high=2.5)]
 
@@ -52,10 +52,10 @@ def test_a_column_of_its_own_is_described():
     assert band(heat) == "1 to 2.5"
 
 
-def test_the_reference_for_users_says_what_the_code_says():
+def test_metrics_reference_equals_the_schema():
     found = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
-    assert found == metrics_markdown(), "run: python -m esper.nissa.schema > docs/metrics.md"
+    assert found == metrics_markdown(), "run: python -m tools.make_reference"
     assert [line[3:] for line in found.splitlines() if line.startswith("## ")] == list(TABLES)
     for line in (
         "| `twin_score` | number or null | score |  | Validation score of the do-nothing twin. |",
@@ -81,5 +81,5 @@ def test_the_reference_for_users_says_what_the_code_says():
         ("update", "early_stop_update_epoch", "BIGINT"),
     ],
 )
-def test_every_column_has_one_type_in_sql(table, column, sql_type):
+def test_every_column_has_one_sql_type(table, column, sql_type):
     assert next(spec.sql_type for spec in COLUMNS[table] if spec.name == column) == sql_type

@@ -19,13 +19,13 @@ def file_of(run: Path) -> Path:
     return run / "telemetry" / "rows-00000.jsonl"
 
 
-def test_rows_are_values(tmp_path):
+def test_rows_compare_by_value(tmp_path):
     for row in fake_run.one_row_of_each_table().values():
         with pytest.raises(AttributeError, match="immutable"):
             row.t = 1.0
 
 
-def test_the_file_has_json_lines_that_name_their_table(tmp_path):
+def test_file_has_json_lines_that_start_with_their_table(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.emit(fake_run.epoch_row(1))
         writer.emit(fake_run.update_row(2))
@@ -35,7 +35,7 @@ def test_the_file_has_json_lines_that_name_their_table(tmp_path):
     assert lines[1]["iteration"] == 2
 
 
-def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_every_row(tmp_path, monkeypatch):
+def test_disk_that_accepts_few_bytes_per_write_gets_every_row(tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:50]))
     with RunWriter(tmp_path) as writer:
@@ -45,7 +45,7 @@ def test_a_disk_that_takes_a_few_bytes_at_a_time_gets_every_row(tmp_path, monkey
     assert [row.epoch for row in read_rows(tmp_path, EpochRow)] == [1, 2]
 
 
-def test_rows_have_the_time_since_the_run_began_and_reach_the_disk_at_flush(tmp_path):
+def test_rows_have_the_time_since_the_start_and_reach_the_disk_at_flush(tmp_path):
     now = 100.0
     writer = RunWriter(tmp_path, clock=lambda: now)
     now = 101.5
@@ -58,7 +58,7 @@ def test_rows_have_the_time_since_the_run_began_and_reach_the_disk_at_flush(tmp_
     writer.close()
 
 
-def test_a_resource_row_is_written_about_every_ten_seconds_and_at_the_end(tmp_path):
+def test_resource_row_is_written_about_every_ten_seconds_and_at_the_end(tmp_path):
     # Flushes every 4 s: 12 is the first at or after 10, 24 the first at or after 22; the end is at 24.
     now = 0.0
     writer = RunWriter(tmp_path, clock=lambda: now)
@@ -74,7 +74,7 @@ def test_a_resource_row_is_written_about_every_ten_seconds_and_at_the_end(tmp_pa
     assert all(row.rss_mb > 1 for row in rows)
 
 
-def test_numbers_out_of_arrays_are_written_like_others(tmp_path):
+def test_array_scalars_are_written_like_python_numbers(tmp_path):
     numbers = {"val_score": np.float32(12.5), "params": np.int64(7), "ms": np.float64(0.5)}
     row = replace(fake_run.epoch_row(1), **numbers)
     with RunWriter(tmp_path) as writer:
@@ -96,7 +96,7 @@ def test_numbers_out_of_arrays_are_written_like_others(tmp_path):
         ("run", "config", lambda value: {"optimiser": {"clip": [1.0, value]}}),
     ],
 )
-def test_a_number_that_is_not_finite_is_refused_by_table_and_column(tmp_path, table, column, place, value):
+def test_non_finite_number_error_names_table_and_column(tmp_path, table, column, place, value):
     row = fake_run.one_row_of_each_table()[table]
     with RunWriter(tmp_path, clock=lambda: row.t) as writer:
         with pytest.raises(RowError, match=f"column '{column}' of table '{table}' is -?(nan|inf)"):
@@ -106,7 +106,7 @@ def test_a_number_that_is_not_finite_is_refused_by_table_and_column(tmp_path, ta
     assert len(read_rows(tmp_path, TABLES[table])) == 1
 
 
-def test_a_value_that_json_does_not_know_is_refused_and_leaves_no_trace(tmp_path):
+def test_value_without_json_equivalent_is_refused_and_writes_nothing(tmp_path):
     row = replace(fake_run.run_row(), config={"path": tmp_path})
     with RunWriter(tmp_path) as writer:
         with pytest.raises(RowError, match="a row of table 'run' cannot be written: PosixPath"):
@@ -116,7 +116,7 @@ def test_a_value_that_json_does_not_know_is_refused_and_leaves_no_trace(tmp_path
     assert len(read_rows(tmp_path, TABLES["run"])) == 1
 
 
-def test_a_row_of_no_table_is_refused(tmp_path):
+def test_row_without_a_table_is_refused(tmp_path):
     class Stray(Row, kw_only=True):
         pass
 
@@ -124,7 +124,7 @@ def test_a_row_of_no_table_is_refused(tmp_path):
         writer.emit(Stray())
 
 
-def test_a_closed_writer_takes_no_rows_and_may_be_closed_again(tmp_path):
+def test_closed_writer_refuses_rows_and_may_be_closed_again(tmp_path):
     writer = RunWriter(tmp_path)
     writer.close()
     writer.close()
@@ -141,7 +141,7 @@ def test_a_closed_writer_takes_no_rows_and_may_be_closed_again(tmp_path):
         ("summary", {"seed", "counterfactual", "epoch", "decision"}),
     ],
 )
-def test_a_level_of_detail_which_may_change_leaves_tables_out(tmp_path, detail, missing):
+def test_tables_outside_the_level_of_detail_are_dropped(tmp_path, detail, missing):
     with RunWriter(tmp_path, detail="full" if missing else "summary") as writer:
         writer.detail = detail
         for row in fake_run.one_row_of_each_table().values():

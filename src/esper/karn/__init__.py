@@ -1,1 +1,1 @@
-"""Everything that reads telemetry: queries, figures, reports and views."""
+"""Readers of telemetry: SQL, questions, figures, report, terminal view and page."""

@@ -1,20 +1,17 @@
-"""The questions that a run answers with a picture, in the order in which they are shown."""
+"""All figures of a run in display order: each answers one question with a picture."""
 
 from typing import Final
 
 from esper.karn.drawing.lanes import draw_lanes
 from esper.karn.drawing.picture import Figure
 from esper.karn.questions.alerts import alerts, draw_alerts
+from esper.karn.questions.breakdowns import draw_reward, draw_times, reward, times
 from esper.karn.questions.choices import choices, draw_choices
-from esper.karn.questions.growth import draw_growth, growth
-from esper.karn.questions.heads import draw_heads, heads
-from esper.karn.questions.health import draw_health, health
 from esper.karn.questions.honesty import draw_honesty, honesty
-from esper.karn.questions.improvement import draw_improvement, improvement
 from esper.karn.questions.interactions import draw_interactions, interactions
-from esper.karn.questions.lanes import lanes
-from esper.karn.questions.reward import draw_reward, reward
-from esper.karn.questions.times import draw_times, times
+from esper.karn.questions.learning_curves import draw_growth, draw_improvement, growth, improvement
+from esper.karn.questions.policy_health import draw_heads, draw_health, heads, health
+from esper.karn.questions.slot_lanes import lanes
 from esper.karn.questions.worth import draw_worth, worth
 from esper.leyline.errors import UnknownNameError
 
@@ -35,6 +32,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 
 def figure_named(key: str) -> Figure:
+    """Return a figure by key; raises ``UnknownNameError``."""
     for figure in FIGURES:
         if figure.key == key:
             return figure

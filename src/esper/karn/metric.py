@@ -1,47 +1,46 @@
-"""What a run is decided by, and how its values read: the score of a task, or the loss of a user's network."""
+"""Metric of a run and its format: the score of a task, or the loss of a user's network."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.statistics import Estimate
 from esper.leyline.rows import MetricColumn, RunRow
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A column of epochs and episodes; differences of it are positive where something helps."""
+class Metric(NamedTuple):
+    """Column of epoch and episode rows by which a run is judged; a positive lead is always an improvement."""
 
     column: MetricColumn
     name: str
-    """In words, and as a column of counterfactuals."""
+    """Name in text, and column of the table ``counterfactual``."""
     unit: str
-    """Behind a difference."""
+    """Unit after a difference."""
     lost: str
-    """What a contribution is."""
+    """Meaning of a contribution, in words."""
     sign: int
-    """1: higher is better; -1: lower is."""
+    """1 if higher is better, -1 if lower is better."""
     most: float | None
-    """The largest value that there can be."""
+    """Largest possible value; None if unbounded."""
     decimals: int | None
-    """None: a number of any size."""
+    """Decimals in text; None for three significant digits."""
 
     def text(self, value: float | None) -> str:
+        """Format a value of the metric."""
         return notation.significant(value) if self.decimals is None else notation.points(value, self.decimals)
 
     def gain(self, value: float | None) -> str:
-        """A difference, always with its sign."""
+        """Format a difference, always with its sign."""
         if self.decimals is not None:
             return notation.gain(value, self.decimals)
         return notation.UNKNOWN if value is None else f"{value + 0.0:+.3g}"
 
     def gain_with_error(self, value: float | None, error: float | None) -> str:
-        """A measured difference and its standard error, where that is known."""
+        """Format a difference with its standard error, if known."""
         return self.gain(value) + self._spread(None if value is None else error)
 
     def estimate(self, value: Estimate | None) -> str:
-        """A mean with its interval, where it has one."""
+        """Format a mean with the half-width of its interval, if known."""
         return notation.UNKNOWN if value is None else self.text(value.mean) + self._spread(value.margin)
 
     def _spread(self, size: float | None) -> str:
@@ -50,15 +49,15 @@ class Metric:
         return f" ± {size:.1g}" if self.decimals is None else f" ± {size:.{self.decimals}f}"
 
     def lead(self, value: float | None, reference: float | None) -> float | None:
-        """By how much ``value`` is better, unknown if either is."""
+        """Return how much better ``value`` is than ``reference``, None if either is None."""
         return self.gained(notation.difference(value, reference))
 
     def gained(self, change: float | None) -> float | None:
-        """A change of the value as a gain."""
+        """Return a change of the value as an improvement."""
         return None if change is None else self.sign * change
 
     def best(self, values: Iterable[float | None]) -> float | None:
-        """Of what is known."""
+        """Return the best known value."""
         return max(
             (value for value in values if value is not None), key=lambda v: self.sign * v, default=None
         )
@@ -69,4 +68,5 @@ LOSS: Final = Metric("val_loss", "loss", "", "loss added", -1, None, None)
 
 
 def metric_of(run: RunRow) -> Metric:
+    """Return the metric by which a run is judged."""
     return LOSS if run.metric == LOSS.column else SCORE

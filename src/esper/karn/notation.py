@@ -1,4 +1,4 @@
-"""Numbers as people read them, the same in every view; what is unknown reads "–", never 0."""
+"""Number formats shared by all views. An unknown value (None) is shown as "–", never as 0."""
 
 import json
 from collections.abc import Sequence
@@ -13,41 +13,40 @@ _FLOP_UNITS: Final = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLO
 
 
 def points(value: float | None, decimals: int = 1) -> str:
-    """A score or a loss."""
+    """Format a score or a loss."""
     return UNKNOWN if value is None else f"{value:.{decimals}f}"
 
 
 def gain(value: float | None, decimals: int = 1) -> str:
-    """A difference, always with its sign."""
-    if value is None:
-        return UNKNOWN
-    return f"{round(value, decimals) + 0.0:+.{decimals}f}"  # adding 0.0 turns -0.0 into 0.0
+    """Format a difference, always with its sign."""
+    # Adding 0.0 turns -0.0 into 0.0.
+    return UNKNOWN if value is None else f"{round(value, decimals) + 0.0:+.{decimals}f}"
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
-    """``value - reference``, unknown if either is."""
+    """Return ``value - reference``, or None if either is None."""
     return None if value is None or reference is None else value - reference
 
 
 def count(value: float | None) -> str:
-    """A number of things, or a mean of such numbers, with thousands set apart."""
+    """Format a count, or a mean of counts, with thousands separators."""
     return UNKNOWN if value is None else f"{value:,.0f}"
 
 
 def share(value: float | None) -> str:
-    """A fraction in per cent; what is there but would read 0 is shown as less than 1."""
+    """Format a fraction in per cent; a positive fraction that would round to 0 is shown as "<1 %"."""
     if value is None:
         return UNKNOWN
     return "<1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
 
 
 def significant(value: float | None) -> str:
-    """A number of any size with three figures."""
+    """Format a number of any magnitude with three significant digits."""
     return UNKNOWN if value is None else f"{value:.3g}"
 
 
 def duration(milliseconds: float | None) -> str:
-    """A short time in the unit that suits it."""
+    """Format a duration in milliseconds, seconds or h:mm:ss, depending on its length."""
     if milliseconds is None:
         return UNKNOWN
     if milliseconds < 999.5:
@@ -56,7 +55,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def factor(value: float | None, reference: float | None) -> str:
-    """How many times the reference; unknown where there is nothing to compare with."""
+    """Format ``value / reference`` as a factor; unknown if the reference is None or 0."""
     if value is None or not reference:
         return UNKNOWN
     ratio = value / reference
@@ -64,11 +63,11 @@ def factor(value: float | None, reference: float | None) -> str:
 
 
 def flop(value: int | None) -> str:
-    """Compute with three figures and the unit that suits it."""
+    """Format FLOPs with three significant digits and the matching unit."""
     if value is None:
         return UNKNOWN
     scaled, unit = float(value), 0
-    # 999.5 would be shown as 1000 of the smaller unit.
+    # 999.5 of the smaller unit would be rounded to 1000.
     while scaled >= 999.5 and unit < len(_FLOP_UNITS) - 1:
         scaled, unit = scaled / 1000, unit + 1
     decimals = 0 if unit == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
@@ -76,7 +75,7 @@ def flop(value: int | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A duration as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     if seconds is None:
         return UNKNOWN
     minutes, rest = divmod(int(seconds), 60)
@@ -84,19 +83,19 @@ def clock(seconds: float | None) -> str:
 
 
 def written(value: object) -> str:
-    """A value as JSON writes it, a text without its quotes."""
+    """Format a value as JSON, but a string without quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def cell(value: object) -> str:
-    """A value of a query's answer."""
+    """Format one value of a SQL answer."""
     if value is None:
         return UNKNOWN
     return f"{value:.6g}" if isinstance(value, float) else written(value)
 
 
 def condense(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """At most ``columns`` values: the means of neighbours, unknown where all of them are."""
+    """Reduce a series to at most ``columns`` values: means of neighbours, None if all of them are None."""
     if len(values) <= columns:
         return list(values)
     edges = [column * len(values) // columns for column in range(columns + 1)]
@@ -106,9 +105,9 @@ def condense(values: Sequence[float | None], columns: int) -> list[float | None]
 def trend(
     values: Sequence[float | None], columns: int, low: float | None = None, high: float | None = None
 ) -> str:
-    """A course in at most ``columns`` blocks, between its own extremes unless others are given.
+    """Draw a series as at most ``columns`` block characters; unknown values are blanks.
 
-    What is unknown is a gap.
+    The scale is the range of the series unless ``low`` or ``high`` is given.
     """
     shown = condense(values, columns)
     own_low, own_high = shared_scale(shown)
@@ -122,6 +121,6 @@ def trend(
 
 
 def shared_scale(values: Sequence[float | None]) -> tuple[float, float]:
-    """Lowest and highest of what is known, for courses that are to be compared."""
+    """Return the minimum and maximum of the known values, as a common scale for several series."""
     known = [value for value in values if value is not None]
     return min(known, default=0.0), max(known, default=0.0)

@@ -1,25 +1,24 @@
-"""How stages and severities look: glyph, letter and colour, for terminal, figures and pages alike.
+"""Glyph, letter and colour of stages and severities, for terminal, figures and pages.
 
-Colours are of Okabe and Ito's set, which stays apart for colour-blind readers; glyphs carry the
-same information for those who see no colour at all. Both grow heavier as a seed becomes part of
-the network.
+Colours are from the colour-blind safe set of Okabe and Ito. Glyphs carry the same information without colour.
+Both become heavier as a seed becomes part of the network.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.leyline.stages import Stage
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
+    """Appearance of a stage or severity."""
+
     glyph: str
-    """One column wide in a terminal."""
+    """One terminal column wide."""
     letter: str
-    """For plain lines, where glyphs may not be readable."""
+    """Replacement of the glyph in plain log lines."""
     colour: str
-    """As ``#rrggbb``."""
+    """``#rrggbb``"""
 
 
 LOOKS: Final[Mapping[Stage, Look]] = {
@@ -43,7 +42,7 @@ OP_STAGES: Final[Mapping[str, Stage]] = {
     "FOSSILIZE": Stage.FOSSILIZED,
     "ADVANCE": Stage.TRAINING,
 }
-"""An op looks like the stage it leads to; waiting looks like an empty slot."""
+"""Each op has the look of the stage it leads to; WAIT has the look of an empty slot."""
 
 
 SEVERITIES: Final = {"warning": Look("▲", "W", "#E69F00"), "error": Look("■", "E", "#D55E00")}
@@ -54,18 +53,21 @@ INKS: Final = {
     theme: dict(zip(_INK_NAMES, inks, strict=True))
     for theme, inks in {"light": _LIGHT, "dark": _DARK}.items()
 }
-"""Paper and what is drawn on it. A line that says something stands out from the paper by 3 to 1, text by
-4.5 to 1; the grid only helps the eye."""
+"""Background and foreground colours of the two themes.
+
+Contrast with the background is 3:1 for lines that carry information, 4.5:1 for text, and lower for the grid.
+"""
 
 
 def stage_variable(stage: Stage) -> str:
+    """Return the name of the CSS variable with the colour of a stage."""
     return f"--stage-{stage.name.lower()}"
 
 
 def css_variables() -> str:
-    """The palette as CSS: stages and severities, and paper and inks for light and for dark.
+    """Return the palette as CSS variables for the light and the dark theme.
 
-    The reader's system decides, unless the document's root says ``data-theme="light"`` or ``"dark"``.
+    The theme follows the reader's system unless the root element has ``data-theme="light"`` or ``"dark"``.
     """
     fixed = "".join(f"{stage_variable(stage)}:{look.colour};" for stage, look in LOOKS.items())
     fixed += "".join(f"--{severity}:{look.colour};" for severity, look in SEVERITIES.items())

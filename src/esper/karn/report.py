@@ -1,24 +1,28 @@
-"""A run as one HTML file that needs nothing else: the page of the run with everything in it."""
+"""Report of a run as one self-contained HTML file."""
 
 from collections.abc import Sequence
 
-from esper.karn.conclusion import conclude
-from esper.karn.outcome import compare
+from esper.karn.headline import conclude
 from esper.karn.page import sections
 from esper.karn.page.rendering import render_page
 from esper.karn.page.sections import KEYS, ORIGIN, Group, Section, run_section, section
 from esper.karn.run import Run
+from esper.karn.run_result import compare
 
 
 def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
-    """The page; ``reproduction`` is the command that does the same again, None if there is none."""
+    """Render the report.
+
+    Args:
+        run: Run to report.
+        against: Runs to compare it with.
+        reproduction: Shell command that repeats the run; None if there is none.
+    """
     conclusion = conclude(run, [compare(run, other) for other in against])
     bodies = {"conclusion": section("conclusion", "conclusion", conclusion)}
     if against:
         bodies["comparison"] = sections.comparison(sections.arm_names([run, *against]))
-    special = {"lanes": sections.reported_lanes, "diary": sections.reported_diary}
-    for key in KEYS[1:]:
-        bodies[key] = special[key](run) if key in special else run_section(run, key)
+    bodies |= {key: sections.reported_section(run, key) for key in KEYS[1:]}
     origin = {"command": sections.command(run.row, reproduction)}
     origin |= {key: run_section(run, key) for key in ORIGIN}
     return render_page(

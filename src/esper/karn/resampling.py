@@ -1,8 +1,8 @@
-"""What arms of a study are worth, with intervals by bootstrap (Efron 1979).
+"""Regret and score statistics of the arms of a study, with bootstrap intervals (Efron 1979).
 
-An arm is an array ``[training, rng seed, mark]``; one training unless a policy was trained several times.
-A draw takes as many rng seeds as there are, with replacement, and the same ones for every arm, so that pairs
-stay pairs; likewise of the trainings. The maximum over marks is taken anew in every draw.
+An arm is an array ``[training, rng seed, mark]``, with one training unless a policy was trained several
+times. Each draw resamples rng seeds with replacement, the same seeds for every arm so that arms stay paired,
+and likewise the trainings. The maximum over marks is recomputed in every draw.
 """
 
 import math
@@ -19,7 +19,7 @@ DRAWS: Final = 10_000
 
 
 class Interval(NamedTuple):
-    """A statistic and the middle 95 % of its draws; both ends are NaN where nothing could be drawn."""
+    """A statistic and the middle 95 % of its bootstrap draws; ``low`` and ``high`` are NaN without draws."""
 
     value: float
     low: float
@@ -27,22 +27,22 @@ class Interval(NamedTuple):
 
 
 def excess(losses: FloatArray, reference: FloatArray) -> FloatArray:
-    """(loss − reference) / reference, ``[training, rng seed, mark]`` against ``[rng seed, mark]``."""
+    """Return (loss − reference) / reference, ``[training, rng seed, mark]`` over ``[rng seed, mark]``."""
     return (losses - reference) / reference
 
 
 def regret(above: FloatArray) -> FloatArray:
-    """``[mark]``: the mean of ``excess`` over trainings and rng seeds; negative values count."""
+    """Return the mean of ``excess`` over trainings and rng seeds, ``[mark]``; it may be negative."""
     return above.mean(axis=(0, 1))
 
 
 def merit(above: FloatArray) -> float:
-    """The largest regret over marks."""
+    """Return the largest regret over marks."""
     return float(regret(above).max())
 
 
 def draws_of(values: FloatArray, count: int = DRAWS) -> FloatArray:
-    """``[draw, mark]``: means over drawn trainings and rng seeds of ``values [training, rng seed, mark]``."""
+    """Return bootstrap means ``[draw, mark]`` of ``values [training, rng seed, mark]``."""
     shares = (
         np.random.default_rng(stream).multinomial(size, [1 / size] * size, count) / size
         for stream, size in enumerate(values.shape[:2])
@@ -52,17 +52,17 @@ def draws_of(values: FloatArray, count: int = DRAWS) -> FloatArray:
 
 
 def mean_interval(values: FloatArray) -> Interval:
-    """Of the mean over trainings and rng seeds; ``values [training, rng seed]``."""
+    """Return the mean of ``values [training, rng seed]`` with its interval."""
     return _interval(float(values.mean()), draws_of(values[..., None])[:, 0], values.shape)
 
 
 def merit_interval(above: FloatArray) -> Interval:
-    """Of the largest regret."""
+    """Return the largest regret with its interval."""
     return _interval(merit(above), draws_of(above).max(axis=1), above.shape)
 
 
 def merit_ratio(above: FloatArray, other: FloatArray) -> Interval:
-    """The largest regret as a multiple of another arm's, infinite where the other has none to speak of."""
+    """Return the ratio of two largest regrets with its interval, infinite if the denominator is ≤ 0."""
     drawn = [
         _quotient(*pair) for pair in zip(*(draws_of(a).max(axis=1) for a in (above, other)), strict=True)
     ]
@@ -82,26 +82,24 @@ def _interval(value: float, drawn: FloatArray, shape: tuple[int, ...]) -> Interv
 
 
 def paired(scores: FloatArray, control: FloatArray) -> FloatArray:
-    """``[training, rng seed]``: differences by rng seed, and by training where both arms have as many."""
+    """Return differences ``[training, rng seed]`` paired by rng seed, and by training if equally many."""
     alike = 1 in (len(scores), len(control)) or len(scores) == len(control)
     return scores - (control if alike else control.mean(axis=0, keepdims=True))
 
 
 def p_value(differences: FloatArray) -> float:
-    """Two-sided, of a mean difference of 0, by Student's t; ``differences [training, rng seed]``.
+    """Return the two-sided p-value of ``differences [training, rng seed]`` by Student's t.
 
-    The larger of that over rng seeds and that over trainings, each the mean over the other. Draws are of no
-    use here: of few values they show far too rarely what lies outside of them.
+    The result is the larger of the p-value over rng seeds (averaged over trainings) and the p-value over
+    trainings (averaged over rng seeds). A bootstrap is not used because it is anti-conservative for few
+    values.
     """
     axes = [axis for axis in (0, 1) if differences.shape[1 - axis] > 1]
     return max((t_test(differences.mean(axis=axis).tolist()) for axis in axes), default=math.nan)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Each p-value times the number of those not smaller, never below one before it (Holm 1979).
-
-    What is NaN was not tested and does not count.
-    """
+    """Adjust p-values for multiple tests by the method of Holm (1979); NaN was not tested."""
     tested = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
     adjusted, least = dict.fromkeys(p_values, math.nan), 0.0
     for rank, (p, name) in enumerate(tested):

@@ -1,4 +1,4 @@
-"""One run as its readers see it: its own row, state, rows and tables, while it goes on or long after."""
+"""Reader of one run: its run row, state, rows and tables, during the run or later."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import msgspec
 
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import is_being_written
-from esper.karn.line_copies import sentence_of
-from esper.karn.tables import QueryError, Tables, check_statement, views_named_in
+from esper.karn.jsonl_tables import error_text
+from esper.karn.tables import QueryError, Tables, check_statement, views_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.rows import Row, RunRow
@@ -23,7 +23,11 @@ State = Literal["running", "finished", "stopped"]
 
 
 def open_run(path: Path | str) -> Run:
-    """The run in a directory; it may still be written."""
+    """Open the run in a directory; the run may still be in progress.
+
+    Raises:
+        EsperError: The directory is missing or is not a run directory.
+    """
     directory = Path(path)
     if not directory.is_dir():
         raise EsperError(f"there is no run directory '{directory}'")
@@ -33,12 +37,12 @@ def open_run(path: Path | str) -> Run:
 
 
 def read_rows(run_dir: Path | str, row_type: type[R]) -> list[R]:
-    """All rows of a table of the run in a directory, oldest first; empty when the run wrote none."""
+    """Return all rows of a table of the run in a directory, oldest first."""
     return open_run(run_dir).rows(row_type)
 
 
 class Run:
-    """A run's telemetry, read anew by every call. To be used by one thread at a time."""
+    """Telemetry of a run; every call reads the current files. Not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,14 +53,14 @@ class Run:
 
     @cached_property
     def row(self) -> RunRow:
-        """What was run, and the names behind all indices."""
+        """Run row: configuration, and the names behind all indices."""
         for row in self.rows(RunRow):
             return row
         raise EsperError(f"the run in '{self.path}' has not written its own row yet")
 
     @property
     def state(self) -> State:
-        """Derived from the files: a living writer holds a lock, a finished run has all its rows."""
+        """State derived from the files: a live writer holds the lock, a finished run has all planned rows."""
         if is_being_written(self.path / TELEMETRY):
             return "running"
         if not self.rows(RunRow):
@@ -68,30 +72,43 @@ class Run:
         return "finished" if planned is not None and (done or 0) >= planned else "stopped"
 
     def rows(self, row_type: type[R], where: str | None = None, parameters: Sequence[object] = ()) -> list[R]:
-        """The rows of a table that fulfil a condition in SQL, oldest first."""
+        """Return the rows of a table, oldest first.
+
+        Args:
+            row_type: Row type of the table.
+            where: Condition in SQL; None returns all rows.
+            parameters: Values for the ``?`` of the condition.
+
+        Raises:
+            QueryError: The condition is not valid SQL.
+            EsperError: A row cannot be read.
+        """
         if row_type not in TABLE_OF:
             raise UnknownNameError("row type", row_type.__name__, (known.__name__ for known in TABLE_OF))
         table = TABLE_OF[row_type]
         query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}"'
         query += ") found" if where is None else f" WHERE {where}) found"
-        connection = self._tables.current([table, *views_named_in(where or "")])
+        connection = self._tables.current([table, *views_in(where or "")])
         try:
             found = connection.execute(query, list(parameters)).fetchall()
         except duckdb.Error as error:
-            raise QueryError(f"the rows of '{table}' cannot be read: {sentence_of(error)}") from None
+            raise QueryError(f"the rows of '{table}' cannot be read: {error_text(error)}") from None
         return _decoded(table, row_type, [text for (text,) in found])
 
     def sql(self, query: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyRelation:
-        """The answer to one SELECT over the run's tables and the view ``decisions``."""
+        """Return the result of one SELECT over the run's tables and the view ``decisions``.
+
+        Example: ``open_run("runs/mine").sql("SELECT max(val_score) FROM epoch").fetchall()``
+        """
         check_statement(query)
         connection = self._tables.ready_for(query)
         try:
             return connection.sql(query, params=list(parameters))
         except duckdb.Error as error:
-            raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
+            raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
 
     def table(self, name: str) -> duckdb.DuckDBPyRelation:
-        """A whole table, or the view ``decisions``."""
+        """Return a whole table, or the view ``decisions``."""
         return self._tables.current([name]).table(name)
 
 

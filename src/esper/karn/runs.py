@@ -1,10 +1,9 @@
-"""All runs below a folder, one line each: what was run, how far it came and how well it does."""
+"""List of all runs below a folder, with progress and score."""
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from rich import box
 from rich.table import Table
@@ -13,30 +12,29 @@ from rich.text import Text
 from esper.files.row_files import TELEMETRY
 from esper.karn import notation
 from esper.karn.metric import SCORE
-from esper.karn.questions.overview import Overview, overview
-from esper.karn.questions.progress import done_text
+from esper.karn.questions.overview import Overview, done_text, overview
 from esper.karn.run import State, open_run
 from esper.leyline.errors import EsperError
 from esper.leyline.rows import RunRow
 
-TIMES: Final = ("seconds_left", "steps_per_second")
+ROW_FIELDS: Final = ("task", "controller", "rng_seed", "started", "metric")
+PROGRESS_FIELDS: Final = ("unit", "done", "total", "seconds_left", "steps_per_second")
 NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRun:
-    """One run in a list."""
+class ListedRun(NamedTuple):
+    """One run of the list."""
 
     path: str
     state: State | Literal["damaged"]
     overview: Overview | None = None
-    """None: it has not written its own row yet, or cannot be read."""
+    """None if the run has no run row yet or is damaged."""
     problem: str | None = None
-    """Why it is damaged."""
+    """Reason why the run cannot be read."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """The run directories in ``folder`` and below it, in order of their names; hidden folders hold none."""
+    """Yield the run directories in ``folder`` and below it, sorted by name; hidden folders are skipped."""
     if not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'; name the one that holds your runs")
     for parent, folders, _ in os.walk(folder):
@@ -47,7 +45,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def listed(path: Path) -> ListedRun:
-    """One run; what cannot be read is part of the answer."""
+    """Return the entry of one run; a read error becomes part of the entry."""
     try:
         run = open_run(path)
         if not run.rows(RunRow):
@@ -59,7 +57,7 @@ def listed(path: Path) -> ListedRun:
 
 
 def table_of(runs: Sequence[ListedRun]) -> Table:
-    """The list as people read it."""
+    """Return the list as a rich table."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("run", "task", "controller", *NUMBERS, "state", "started"):
         table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
@@ -81,16 +79,14 @@ def _cells(run: ListedRun) -> list[str]:
 
 
 def as_json(run: ListedRun) -> dict[str, Any]:
-    """The same for machines."""
+    """Return an entry of the list as JSON values."""
     known = {"path": run.path, "state": run.state, "problem": run.problem}
     found = run.overview
     if found is None:
         return known
-    return {
-        **known,
-        **{
-            name: getattr(found.row, name) for name in ("task", "controller", "rng_seed", "started", "metric")
-        },
-        **{name: getattr(found.progress, name) for name in ("unit", "done", "total", *TIMES)},
-        **{name: getattr(found, name) for name in ("score", "twin", "params")},
-    }
+    sources = (
+        (found.row, ROW_FIELDS),
+        (found.progress, PROGRESS_FIELDS),
+        (found, ("score", "twin", "params")),
+    )
+    return known | {name: getattr(source, name) for source, names in sources for name in names}

@@ -1,8 +1,8 @@
-"""A run or a training as one screen of a terminal: answers to questions in, rich's tables and texts out.
+"""Terminal screen of a run or a training, built from rich tables.
 
-In this order: alive and how far, does growth pay, is the policy healthy, what is wrong, what does the network
-look like. Colour means stage or severity only. A number inside its band is dim, outside bright with the limit
-beside it.
+Sections in order: progress, score against the twin, health of the policy, open alerts, slots of one episode.
+Colour encodes stage or severity only. A metric inside its healthy band is dim; outside, it is bright and
+followed by the limit.
 """
 
 from typing import Final
@@ -14,33 +14,37 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.lines import finding, op_label
+from esper.karn.log_lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.choices import choices, ops_of
-from esper.karn.questions.episodes import EpisodeKey, default_episode, is_training
-from esper.karn.questions.heads import LOW, heads
-from esper.karn.questions.health import beyond, health
-from esper.karn.questions.improvement import improvement
-from esper.karn.questions.lanes import Lane, Lanes, lanes
-from esper.karn.questions.overview import Overview, overview
-from esper.karn.questions.progress import Progress, done_text
+from esper.karn.questions.episode_selection import EpisodeKey, default_episode, is_training
+from esper.karn.questions.learning_curves import improvement
+from esper.karn.questions.overview import Overview, RunProgress, done_text, overview
+from esper.karn.questions.policy_health import LOW_ENTROPY, beyond, heads, health
+from esper.karn.questions.slot_lanes import Lane, Lanes, lanes
 from esper.karn.run import Run
 from esper.leyline.rows import RunRow
 from esper.leyline.stages import Stage
 
 MOST_ALERTS: Final = 4
 LABEL: Final = 8
-"""Columns of the name of a section."""
-BESIDE_COURSES: Final = 50
-"""Columns of what stands beside the course of a score."""
-BESIDE_LANES: Final = 58
+"""Width of the section labels, in columns."""
+TREND_MARGIN: Final = 50
+"""Columns to the left of the trend of a score."""
+LANE_MARGIN: Final = 58
 
 
 def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
-    """All sections; of a training, slots of its best episode or of the last one of environment ``env``."""
+    """Build the screen.
+
+    Args:
+        run: Run to show.
+        width: Width of the terminal in columns.
+        env: Show the slots of the last episode of this environment; None shows the default episode.
+    """
     found = overview(run)
-    columns = max(width - BESIDE_COURSES, 1)
+    columns = max(width - TREND_MARGIN, 1)
     scores = _scores(found, columns)
     sections: list[RenderableType] = [_head(found.row, found.progress), scores]
     chosen = default_episode(run)
@@ -51,11 +55,11 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     sections.append(_alerts(found))
     shown = None if chosen is None else lanes(run, chosen)
     if shown is not None:
-        sections += [_title(shown), _slots(shown, max(width - BESIDE_LANES, 1))]
+        sections += [_title(shown), _slots(shown, max(width - LANE_MARGIN, 1))]
     return Group(*sections)
 
 
-def _head(row: RunRow, found: Progress) -> Table:
+def _head(row: RunRow, found: RunProgress) -> Table:
     parts = [row.task, row.controller, found.state, done_text(found), notation.clock(found.seconds)]
     parts += [f"left {notation.clock(found.seconds_left)}"] if found.state == "running" else []
     table = Table.grid(expand=True)
@@ -67,7 +71,7 @@ def _head(row: RunRow, found: Progress) -> Table:
 
 
 def _scores(found: Overview, columns: int) -> Table:
-    """Name, value, what is to be said of it, course."""
+    """Return the table of score, twin and parameters: name, value, comparison, trend."""
     name, value = Column(width=LABEL - 2, no_wrap=True), Column(justify="right", no_wrap=True)
     table = Table.grid(name, value, Column(no_wrap=True), Column(no_wrap=True), padding=(0, 2, 0, 0))
     span = notation.shared_scale([*found.scores, *found.twins])
@@ -84,7 +88,7 @@ def _scores(found: Overview, columns: int) -> Table:
 
 
 def _add_returns(table: Table, run: Run, columns: int) -> None:
-    """What a policy was rewarded, and what its argmax scores."""
+    """Add the returns of the rollouts and the scores of the argmax evaluations to the table."""
     improved = improvement(run)
     if improved is None:
         return
@@ -103,29 +107,29 @@ def _labelled(label: str, content: RenderableType) -> Table:
 
 
 def _policy(run: Run) -> list[RenderableType]:
-    """Is PPO healthy, is a head dead, what is chosen: each by its last point."""
+    """Return the last PPO metrics, head entropies and op shares."""
     healthy, entropies, chosen = health(run), heads(run), choices(run)
     if healthy is None or entropies is None or chosen is None:
         return []
     metrics = [metric for metric in healthy.metrics if metric.low is not None or metric.high is not None]
     cells = {
         "policy": [
-            _reading(m.name.replace("_", " "), healthy.courses.last(m.name), m.low, m.high) for m in metrics
+            _reading(m.name.replace("_", " "), healthy.series.last(m.name), m.low, m.high) for m in metrics
         ],
-        "entropy": [_reading(name, entropies.last(name), LOW) for name in entropies.values],
+        "entropy": [_reading(name, entropies.last(name), LOW_ENTROPY) for name in entropies.values],
         "ops": [Text(f"{op_label(name)} {notation.share(chosen.last(name))}") for name in ops_of(chosen)],
     }
     return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]
 
 
 def _reading(name: str, value: float | None, low: float | None, high: float | None = None) -> Text:
-    """A number with its name, and the limit it is beyond if it is."""
+    """Format a metric with its name, and with the limit if the value is outside its band."""
     limit = beyond(value, low, high).replace(" ", "")
     return Text(f"{name} {notation.significant(value)} {limit}".rstrip(), style="bold" if limit else "dim")
 
 
 def _alerts(found: Overview) -> RenderableType:
-    """Those that are open."""
+    """List the open alerts."""
     lines = [_alert(entry, found.progress.unit) for entry in found.alerts[:MOST_ALERTS]]
     more = len(found.alerts) - len(lines)
     if more or not lines:
@@ -142,14 +146,14 @@ def _alert(entry: AlertEntry, unit: str) -> Text:
 
 
 def _title(shown: Lanes) -> Text:
-    """Which episode the slots are of, and how it does."""
+    """Return the name of the episode and its last scores."""
     score, twin = map(shown.metric.text, shown.last_scores)
     text = f"{'slots':<{LABEL}}{shown.name}: {shown.metric.name} {score}, twin {twin}"
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _slots(shown: Lanes, columns: int) -> Table:
-    """One line per slot: its stages over the epochs, and the seed in it."""
+    """Return one row per slot: the stages over the epochs, and the current seed."""
     words = ("slot", f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for heading in (*words, "alpha", "contribution", "params"):
@@ -168,7 +172,7 @@ def _slots(shown: Lanes, columns: int) -> Table:
 
 
 def _lane(lane: Lane, shown: Lanes, columns: int) -> Text:
-    """A glyph per epoch; where several share a column, the last of them, or a prune among them."""
+    """Draw one glyph per epoch; epochs that share a column show the last stage, or a prune if any."""
     stages = [Stage.DORMANT] * shown.epoch
     for span in lane.spans:
         stages[span.start : span.end] = [span.stage] * (span.end - span.start)

@@ -1,6 +1,6 @@
-"""Means with their intervals, and paired differences: what makes two numbers comparable.
+"""Means with confidence intervals, and paired differences.
 
-One number that stands for several episodes is their mean, on every surface.
+All views show the mean where one number represents several episodes.
 """
 
 import math
@@ -12,21 +12,21 @@ CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A mean with the half-width of its 95 % interval (Student's t); unknown for a single value."""
+    """A mean with the half-width of its 95 % interval (Student's t), NaN for a single value."""
 
     mean: float
     half_width: float
     size: int
-    """How many values it rests on."""
+    """Number of values."""
 
     @property
     def margin(self) -> float | None:
-        """The half-width where it is known."""
+        """The half-width, or None for a single value."""
         return None if math.isnan(self.half_width) else self.half_width
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Its ends, both the mean for a single value."""
+        """(low, high) of the interval; both equal the mean if there is only one value."""
         return self.mean - (self.margin or 0.0), self.mean + (self.margin or 0.0)
 
     def __str__(self) -> str:
@@ -34,13 +34,13 @@ class Estimate(NamedTuple):
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Of what is known; None where nothing is."""
+    """Return the mean of the known values, None if there are none."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean of independent values and its interval."""
+    """Return the mean of independent values with its interval."""
     if not values:
         raise ValueError("an estimate needs at least one value")
     count = len(values)
@@ -51,15 +51,12 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(values: Sequence[float], control: Sequence[float]) -> Estimate:
-    """Mean of ``values[i] − control[i]``: both arms were run with the same rng seeds, in the same order."""
+    """Return the mean of ``values[i] − control[i]``; both arms used the same rng seeds in the same order."""
     return estimate([a - b for a, b in zip(values, control, strict=True)])
 
 
 def t_test(differences: Sequence[float]) -> float:
-    """How likely a mean at least as far from 0 is if the true one is 0: two-sided, by Student's t.
-
-    Unknown for a single value, or where one is unknown.
-    """
+    """Return the two-sided p-value of Student's t-test for a mean of 0; NaN for one value or a NaN."""
     degrees = len(differences) - 1
     if degrees < 1 or any(map(math.isnan, differences)):
         return math.nan
@@ -71,16 +68,16 @@ def t_test(differences: Sequence[float]) -> float:
 
 
 def _t_quantile(degrees: int) -> float:
-    """How far from 0, in standard errors, Student's t stays with probability ``CONFIDENCE``."""
+    """Return the two-sided quantile of Student's t at ``CONFIDENCE``."""
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # halves the angle until a float cannot tell
+    for _ in range(60):  # bisection down to the resolution of a float
         middle = (low + high) / 2
         low, high = (middle, high) if _t_within(middle, degrees) < CONFIDENCE else (low, middle)
     return math.sqrt(degrees) * math.tan(low)
 
 
 def _t_within(angle: float, degrees: int) -> float:
-    """P(|t| ≤ √degrees · tan(angle)), by the finite series for whole degrees of freedom."""
+    """P(|t| ≤ √degrees · tan(angle)), by the finite series for integer degrees of freedom."""
     is_odd, square = degrees % 2, math.cos(angle) ** 2
     term, total = math.cos(angle) if is_odd else 1.0, 0.0
     for k in range(2 + is_odd, degrees + 1, 2):

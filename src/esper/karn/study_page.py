@@ -1,4 +1,4 @@
-"""A study as one HTML file: loss against compute and against parameters, and its tables."""
+"""Page of a study as one HTML file: loss by compute, loss by parameters, and the tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, apart, around, value_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, apart, around, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.page.rendering import render_page
 from esper.karn.resampling import FloatArray, regret
@@ -17,17 +17,17 @@ from esper.karn.study_tables import StudyNumbers, number, study_tables
 
 _LEFT: Final = 62.0
 _ROOM: Final = 170.0
-"""For names on the right."""
+"""Width of the names on the right."""
 _TOP: Final = 14.0
 _HEIGHT: Final = 300.0
 _LETTERS: Final = 20
 _TICKS: Final = 5
 _NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
-"""How the name of a curve looks."""
+"""CSS classes of a curve's name, by the look of the curve."""
 
 
 class Curve(NamedTuple):
-    """Points of one arm, of which some may be unknown."""
+    """Points of one arm; NaN is unknown."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -36,12 +36,13 @@ class Curve(NamedTuple):
 
 
 def render_study(found: Sequence[StudyNumbers], name: str) -> str:
+    """Render the page of a study as HTML."""
     sections = [(study_pictures(task), study_tables(task)) for task in found]
     return render_page("study.html", title=name, served=False, sections=sections)
 
 
 def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
-    """The pictures of a task with their headings; regret only where there are static sizes."""
+    """Return the pictures of a task with their titles; regret needs static arms."""
     pictures = [(f"{found.task}: loss against compute", draw_compute(found))]
     if found.reference:
         pictures.append((f"{found.task}: regret against compute", draw_regret(found)))
@@ -49,7 +50,7 @@ def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
 
 
 def draw_compute(found: StudyNumbers) -> Picture:
-    """Static sizes thin, what is best of them dotted, all others on it."""
+    """Draw loss by compute: static arms thin, their minimum dotted, other arms thick."""
     losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
     static = [losses[arm.name] for arm in found.arms if arm.is_static]
     return Picture(
@@ -62,7 +63,7 @@ def draw_compute(found: StudyNumbers) -> Picture:
 
 
 def draw_regret(found: StudyNumbers) -> Picture:
-    """The same relative to the static sizes of reference, in per cent."""
+    """Draw the regret in per cent by compute."""
     regrets = {name: 100.0 * regret(above) for name, above in found.excesses().items()}
     return Picture(
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
@@ -75,7 +76,7 @@ def draw_regret(found: StudyNumbers) -> Picture:
 def _over_compute(
     title: str, found: StudyNumbers, values: Mapping[str, FloatArray], dotted: FloatArray | None
 ) -> str:
-    """Static sizes below, what they are measured by dotted on them, all other arms on top."""
+    """Draw values by compute: static arms first, then the dotted reference, then the other arms."""
     at = [mark * found.budget for mark in found.marks]
 
     def curve(name: str, own: FloatArray, look: str) -> Curve:
@@ -88,7 +89,7 @@ def _over_compute(
 
 
 def draw_parameters(found: StudyNumbers) -> Picture:
-    """The networks at the end of the budget, static sizes joined."""
+    """Draw loss by parameters at the end of the budget, with static arms connected by a line."""
     ends = {arm.name: (float(arm.params[-1]), float(arm.losses[..., -1].mean())) for arm in found.arms}
     static = sorted(ends[arm.name] for arm in found.arms if arm.is_static)
     curves = [Curve(name, [end], "dots") for name, end in ends.items()]
@@ -103,7 +104,14 @@ def draw_parameters(found: StudyNumbers) -> Picture:
 
 
 def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequence[Curve]) -> str:
-    """Curves over a logarithmic axis with these labels, as SVG."""
+    """Draw curves over a logarithmic axis as SVG.
+
+    Args:
+        title: Title of the picture.
+        axis: Name of the axis.
+        labels: Tick labels by value.
+        curves: Curves to draw, the lowest first.
+    """
     known = [point for curve in curves for point in curve.points if not any(map(math.isnan, point))]
     bottom = _TOP + _HEIGHT
     if not known:
@@ -111,8 +119,8 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
             bottom, title, "no arm has a known loss", svg.text(_LEFT, 40, "nothing to show", "dim")
         )
     ends = [math.log2(x) for x, _ in known]
-    x = Scale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
-    y = Scale(*around([value for _, value in known], _TICKS), bottom, _TOP)
+    x = AxisScale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
+    y = AxisScale(*around([value for _, value in known], _TICKS), bottom, _TOP)
     drawn, names = [], []
     for curve in curves:
         points = [None if math.isnan(value) else (x(math.log2(at)), y(value)) for at, value in curve.points]
@@ -136,8 +144,8 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
     )
 
 
-def _thinned(x: Scale, labels: Mapping[float, str]) -> dict[float, str]:
-    """Labels by place on the axis, without those that would touch the one before."""
+def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
+    """Return tick labels by position on the axis, without labels that overlap the previous one."""
     kept: dict[float, str] = {}
     free = -math.inf
     for value, text in sorted(labels.items()):

@@ -1,10 +1,9 @@
-"""A study in tables: plain numbers in, columns and rows of text out, for Markdown and pages alike."""
+"""Tables of a study as text cells, for Markdown and HTML."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -26,27 +25,25 @@ _TRAINING: Final = ("forward", "backward")
 _INSTRUMENT: Final = "validation"
 
 
-@dataclass(frozen=True, slots=True)
-class ArmNumbers:
-    """One arm; what diverged is NaN."""
+class ArmNumbers(NamedTuple):
+    """Numbers of one arm; a run that diverged is NaN."""
 
     name: str
     is_static: bool
     losses: FloatArray
-    """``[training, rng seed, mark]``, on the test split."""
+    """Test losses ``[training, rng seed, mark]``."""
     scores: FloatArray
-    """``[training, rng seed]``, at the end."""
+    """Final test scores ``[training, rng seed]``."""
     params: FloatArray
-    """``[mark]``, mean."""
+    """Mean number of parameters ``[mark]``."""
     flops: Mapping[str, float]
-    """Mean compute by purpose at the end, and ``charged``, what a budget pays for."""
+    """Mean final FLOPs by purpose; ``charged`` is the part that counts against the budget."""
     note: str
-    """Its learning rate, and what else was chosen for it."""
+    """Learning rate and other settings chosen for the arm."""
 
 
-@dataclass(frozen=True, slots=True)
-class StudyNumbers:
-    """The arms of one task."""
+class StudyNumbers(NamedTuple):
+    """Numbers of all arms of one task."""
 
     task: str
     budget: int
@@ -55,36 +52,37 @@ class StudyNumbers:
     arms: Sequence[ArmNumbers]
     control: str
     reference: Sequence[str]
-    """By mark the static arm that was best on selection rng seeds; empty where there is none."""
+    """Best static arm on the selection rng seeds, by mark; empty without static arms."""
 
     def arm(self, name: str) -> ArmNumbers:
+        """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     @property
     def compute(self) -> list[str]:
-        """What an answer at each mark has cost."""
+        """Charged compute at each mark, as text."""
         return [notation.flop(round(mark * self.budget)) for mark in self.marks]
 
     def excesses(self) -> dict[str, FloatArray]:
-        """Of every arm against the static size of reference, ``[training, rng seed, mark]``."""
+        """Return the excess loss of every arm over the reference, ``[training, rng seed, mark]``."""
         reference = np.stack(
             [self.arm(name).losses[0, :, mark] for mark, name in enumerate(self.reference)], axis=-1
         )
         return {arm.name: excess(arm.losses, reference) for arm in self.arms}
 
 
-@dataclass(frozen=True, slots=True)
-class StudyTable:
-    """A table with its heading, and a sentence on how to read it."""
+class StudyTable(NamedTuple):
+    """A table with a title, and a caption that explains how to read it."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     caption: str
     foot: Sequence[str] = ()
-    """A last row of names below columns of numbers."""
+    """A last row of names below numeric columns."""
 
     def markdown(self) -> str:
+        """Return the table as Markdown."""
         rows = [[cell.replace("|", "\\|") for cell in row] for row in (*self.rows, self.foot) if row]
         lines = [self.columns, ["---"] * len(self.columns), *rows]
         return "\n".join(
@@ -93,7 +91,7 @@ class StudyTable:
 
 
 def study_tables(found: StudyNumbers) -> list[StudyTable]:
-    """All tables of a task; those about regret only where there are static sizes."""
+    """Return all tables of a task; those about regret need static arms."""
     tables = [_losses(found)]
     if found.reference:
         tables += [_regrets(found), _ratios(found)]
@@ -124,8 +122,8 @@ def _regrets(found: StudyNumbers) -> StudyTable:
         ["arm", *found.compute, "largest (95 %)"],
         rows,
         "Regret: mean over rng seeds of the loss above that of the static size that was best there, on the"
-        " selection rng seeds or, without any, in hindsight; relative to it. The largest is taken anew in"
-        " every draw of the bootstrap.",
+        " selection rng seeds or, without any, in hindsight; relative to it. The largest is"
+        " recomputed in every bootstrap draw.",
         ["best static size", *found.reference, ""],
     )
 
@@ -142,7 +140,7 @@ def _ratios(found: StudyNumbers) -> StudyTable:
         f"{found.task}: largest regret as a multiple of each static size's",
         ["arm", *static],
         rows,
-        "With 95 % intervals, both maxima taken anew in every draw of the bootstrap.",
+        "With 95 % intervals, both maxima recomputed in every bootstrap draw.",
     )
 
 
@@ -152,13 +150,12 @@ def _at_the_end(found: StudyNumbers) -> StudyTable:
     adjusted = holm({name: p_value(values) for name, values in differences.items()})
     rows = []
     for arm in found.arms:
-        row = [arm.name, _text(partial(number, "{:.2f}"), mean_interval(arm.scores))]
+        above, p = "", ""
         if arm.name in differences:
-            row.append(_text(partial(number, "{:+.2f}"), mean_interval(differences[arm.name])))
-            row.append(number("{:.3g}", adjusted[arm.name]))
-        else:
-            row += ["", ""]
-        rows.append([*row, number("{:,.0f}", float(arm.params[-1]))])
+            above = _text(partial(number, "{:+.2f}"), mean_interval(differences[arm.name]))
+            p = number("{:.3g}", adjusted[arm.name])
+        score = _text(partial(number, "{:.2f}"), mean_interval(arm.scores))
+        rows.append([arm.name, score, above, p, number("{:,.0f}", float(arm.params[-1]))])
     return StudyTable(
         f"{found.task}: test score after {found.compute[-1]}",
         ["arm", "score (95 %)", f"above {found.control} (95 %)", "p (Holm)", "parameters"],
@@ -171,30 +168,19 @@ def _at_the_end(found: StudyNumbers) -> StudyTable:
 
 def _spending(found: StudyNumbers) -> StudyTable:
     purposes = [name for name in found.arms[0].flops if name not in (*_TRAINING, _INSTRUMENT, "charged")]
-    rows = [
-        [
-            arm.name,
-            *(_flop(arm.flops[name]) for name in ("charged", *purposes)),
-            _flop(arm.flops[_INSTRUMENT]),
-        ]
-        for arm in found.arms
-    ]
+    shown = {"charged": "charged", **{name: f"of it {name.replace('_', ' ')}" for name in purposes}}
+    shown[_INSTRUMENT] = "validation, not charged"
     return StudyTable(
         f"{found.task}: compute",
-        [
-            "arm",
-            "charged",
-            *(f"of it {name.replace('_', ' ')}" for name in purposes),
-            "validation, not charged",
-        ],
-        rows,
+        ["arm", *shown.values()],
+        [[arm.name, *(_flop(arm.flops[name]) for name in shown)] for arm in found.arms],
         "Means of whole runs. What is charged beyond training is what growth costs; one validation a step is"
         " an instrument that every arm has.",
     )
 
 
 def number(form: str, value: float) -> str:
-    """A value in this form, unless it is unknown or infinite."""
+    """Format a value; "∞" if infinite, "–" if NaN."""
     if math.isinf(value):
         return "∞"
     return notation.UNKNOWN if math.isnan(value) else form.format(value)

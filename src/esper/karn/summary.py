@@ -1,7 +1,9 @@
-"""The end of a run: what an episode came to, its seeds, and arms side by side. The tables fit 80 columns."""
+"""Summary printed by ``esper run``: result of an episode, its seeds, and a comparison of arms.
+
+Tables fit 80 columns.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from rich import box
@@ -10,27 +12,27 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.episodes import HORIZON, SeedHistory
 from esper.karn.metric import SCORE
 from esper.karn.palette import LOOKS
+from esper.karn.seed_histories import HORIZON, SeedHistory
 from esper.leyline.rows import EpisodeRow, RunRow
 
 _NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}
-"""What no sum includes: the first is counted under the others as well, the second is an instrument."""
+"""Purposes left out of the sum: pruned seeds are part of other purposes, validation is not charged."""
 _COPIED: Final = (
     *("env", "episode", "ended_by", "seconds", "val_score", "best_val_score", "twin_val_score", "test_score"),
     *("host_params", "params", "host_flops_per_sample", "flops_per_sample", "flops", "refused"),
 )
-"""Columns of an episode that JSON gives by their own names."""
+"""Columns of an episode row that are copied to JSON."""
 
 
 def charged_flops(flops: Mapping[str, int]) -> int:
-    """What an episode spent, as a budget counts it: everything but the one validation a step."""
+    """Return the FLOPs that count against the budget: all purposes but the validation of every epoch."""
     return sum(amount for purpose, amount in flops.items() if purpose not in _NOT_ADDED)
 
 
 def episode_summary(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> RenderableType:
-    """One episode: its scores, parameters and compute, and a table of its seeds."""
+    """Return scores, parameters and compute of an episode, and a table of its seeds."""
     title = Text(f"{run.task} · {run.controller} · rng seed {run.rng_seed}", style="bold")
     title.append(f"   {episode.epoch} epochs in {notation.clock(episode.seconds)}", style="not bold")
     table = _seed_table(seeds) if seeds else Text("no seed germinated")
@@ -67,26 +69,20 @@ def _facts(episode: EpisodeRow) -> Table:
 
 def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
-    texts, wrapped = ("slot", "seed"), ("stages", "fate")  # the latter where room is short
+    texts, wrapped = ("slot", "seed"), ("stages", "fate")  # "stages" and "fate" may wrap in a narrow terminal
     for heading in (*texts, "born", *wrapped, "params", "contribution", "Shapley"):
         side: JustifyMethod = "left" if heading in texts + wrapped else "right"
         table.add_column(heading, justify=side, no_wrap=heading not in wrapped)
     for seed in seeds:
-        table.add_row(
-            seed.slot,
-            f"{seed.blueprint}\n{seed.style or notation.UNKNOWN}",
-            str(seed.germinated_at),
-            seed.course,
-            _fate_text(seed),
-            notation.count(seed.params),
-            SCORE.gain_with_error(seed.contribution, seed.contribution_error),
-            notation.gain(seed.shapley),
-        )
+        name = f"{seed.blueprint}\n{seed.style or notation.UNKNOWN}"
+        contribution = SCORE.gain_with_error(seed.contribution, seed.contribution_error)
+        numbers = (notation.count(seed.params), contribution, notation.gain(seed.shapley))
+        table.add_row(seed.slot, name, str(seed.germinated_at), seed.course, _fate_text(seed), *numbers)
     return table
 
 
 def _fate_text(seed: SeedHistory) -> Text:
-    """Two lines, like the seed's name and style beside it."""
+    """Return the fate on two lines, as high as the cell with blueprint and style."""
     style = LOOKS[seed.fate_stage].colour if seed.fate_stage else ""
     fate = Text(seed.fate.replace(" ", "\n", 1), style=style)
     if seed.fate in ("fossilized", "pruned"):
@@ -95,7 +91,7 @@ def _fate_text(seed: SeedHistory) -> Text:
 
 
 def comparison(arms: Sequence[tuple[str, EpisodeRow]]) -> Table:
-    """Arms below each other, each with its difference from the last one, the control."""
+    """Return a table of arms with the difference of each from the last arm, the control."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("arm")
     for heading in ("validation", "test", "params", "compute"):
@@ -124,7 +120,7 @@ def _cells(episode: EpisodeRow) -> tuple[str, ...]:
 
 
 def as_json(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> dict[str, Any]:
-    """The content of ``episode_summary`` as plain values; None is unknown."""
+    """Return the content of ``episode_summary`` as JSON values; None is unknown."""
     return {
         "run": run.name,
         "task": run.task,
@@ -141,4 +137,4 @@ def as_json(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> d
 
 def _seed_json(seed: SeedHistory) -> dict[str, Any]:
     stages = [{"stage": stage.name, "epochs": epochs} for stage, epochs in seed.stages]
-    return {name: value for name, value in asdict(seed).items() if name != "seed"} | {"stages": stages}
+    return {name: value for name, value in seed._asdict().items() if name != "seed"} | {"stages": stages}

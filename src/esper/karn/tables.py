@@ -1,9 +1,9 @@
-"""A run's telemetry as tables in DuckDB: one view per table, read while it is written.
+"""The tables of a run as DuckDB views that can be queried while the run is written.
 
-Parquet is scanned where it lies. What is still JSON lines is copied into memory, up to the last whole line,
-so that no query meets a line that is being written or a file that is about to go. Of a training that was
-killed, the rows of the iteration in progress stand at the end of each table. The database reads the run's
-own telemetry and nothing else, and writes nothing.
+Parquet files are scanned in place. JSON lines are copied into memory up to the last complete line, so no
+query reads a partial line or a file that is about to be removed. If a training was killed, the rows of its
+unfinished iteration come last in each table. The database can read only the run's telemetry and writes
+nothing.
 """
 
 import re
@@ -15,36 +15,36 @@ import duckdb
 
 from esper.files.row_files import check_layout, old_run_error, row_files
 from esper.files.writer_lock import is_being_written
-from esper.karn.line_copies import LineCopies, quoted, sentence_of
+from esper.karn.jsonl_tables import JsonlTables, error_text, quoted
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.factored_actions import HEAD_NAMES
 from esper.leyline.rows import SCHEMA_VERSION, TABLES
 
 DECISIONS: Final = "decisions"
-"""The table of decisions with names in the place of indices."""
+"""View of the table ``decision`` with names instead of indices."""
 VIEWS: Final = (*TABLES, DECISIONS)
-"""What a query may name."""
-LOOKS: Final = 100
-"""How often in a row lines may turn into Parquet between being listed and being read."""
+"""Names that a query may use."""
+READ_ATTEMPTS: Final = 100
+"""Attempts to read the files before giving up; compaction may remove a listed file before it is read."""
 
 
 class QueryError(EsperError):
-    """A query that is not allowed, or cannot be answered."""
+    """A query that is not allowed, or fails."""
 
 
-def views_named_in(text: str) -> list[str]:
-    """The views whose names are words of a piece of SQL."""
+def views_in(text: str) -> list[str]:
+    """Return the views whose names occur as words in a piece of SQL."""
     words = set(re.findall(r"\w+", text.lower()))
     return [name for name in VIEWS if name in words]
 
 
 def check_statement(query: str) -> None:
-    """Refuse everything but one statement that reads."""
+    """Raise ``QueryError`` unless the query is one statement that only reads."""
     try:
         kinds = [statement.type for statement in duckdb.extract_statements(query)]
     except duckdb.Error as error:
-        raise QueryError(f"the query is not SQL: {sentence_of(error)}") from None
+        raise QueryError(f"the query is not SQL: {error_text(error)}") from None
     if len(kinds) != 1:
         raise QueryError(f"one statement is allowed; found {len(kinds)}")
     if kinds[0] != duckdb.StatementType.SELECT:
@@ -55,19 +55,24 @@ def check_statement(query: str) -> None:
 
 
 class Tables:
-    """One in-memory database with the views of one run."""
+    """In-memory database with the views of one run."""
 
     def __init__(self, telemetry: Path, memory: int | None = None) -> None:
-        """``memory`` is in MB; without a limit the database takes what the machine has."""
+        """Open the database.
+
+        Args:
+            telemetry: Telemetry folder of the run.
+            memory: Memory limit in MB; None means no limit.
+        """
         self._telemetry = telemetry.resolve()
         self._connection = _locked_database(self._telemetry, memory)
-        self._lines = LineCopies(self._connection)
+        self._lines = JsonlTables(self._connection)
         self._definitions: dict[str, str] = {}
-        """The text of every view."""
+        """SQL of every view defined so far, by name."""
         self._check_version()
 
     def current(self, names: Collection[str]) -> duckdb.DuckDBPyConnection:
-        """The connection, after the named views were brought up to date."""
+        """Update the named views and return the connection."""
         for name in names:
             if name not in VIEWS:
                 raise UnknownNameError("table", name, VIEWS)
@@ -79,11 +84,11 @@ class Tables:
         return self._connection
 
     def ready_for(self, query: str) -> duckdb.DuckDBPyConnection:
-        """The connection, up to date in what a query names; in everything if it names nothing we know."""
-        return self.current(views_named_in(query) or VIEWS)
+        """Update the views that a query names, all views if it names none, and return the connection."""
+        return self.current(views_in(query) or VIEWS)
 
     def _check_version(self) -> None:
-        """Before anything is asked: other versions have other columns."""
+        """Raise an error for another schema version, whose columns differ."""
         check_layout(self._telemetry)
         for folder in self._look():
             file = folder / "run.parquet"
@@ -93,15 +98,15 @@ class Tables:
                     raise old_run_error(self._telemetry.parent, version)
 
     def _look(self) -> list[Path]:
-        """Read the lines that are there now; the folders of Parquet before them."""
-        for _ in range(LOOKS):
+        """Read the current JSON lines and return the Parquet folders that precede them."""
+        for _ in range(READ_ATTEMPTS):
             try:
                 is_over = not is_being_written(self._telemetry)
                 found = row_files(self._telemetry)
                 unfinished = [path for span in found.unfinished for path in sorted(span.path.glob("*.jsonl"))]
                 self._lines.read([*(span.path for span in found.lines), *(unfinished if is_over else [])])
             except FileNotFoundError:
-                continue  # it has become Parquet
+                continue  # The file was compacted to Parquet; list the files again.
             except OSError as error:
                 raise EsperError(f"'{error.filename}' cannot be read: {error.strerror}") from None
             return [span.path for span in found.parquet]
@@ -120,20 +125,20 @@ class Tables:
             try:
                 self._connection.execute(f"CREATE OR REPLACE VIEW {quoted(name)} AS {definition}")
             except duckdb.Error as error:
-                raise EsperError(f"table '{name}' cannot be read: {sentence_of(error)}") from None
+                raise EsperError(f"table '{name}' cannot be read: {error_text(error)}") from None
             self._definitions[name] = definition
 
 
-# --- the database ---------------------------------------------------------------------------------
+# --- database ---------------------------------------------------------------------------------------
 
 
 def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConnection:
-    """A database in memory that reads files of ``telemetry`` only, and whose settings cannot be changed."""
+    """Open an in-memory database that can read only ``telemetry`` and whose settings are locked."""
     settings: dict[str, str | bool | int | float | list[str]] = {
-        "async_threads": 0,  # files are near, and a thread takes long to start
+        "async_threads": 0,  # Local files gain nothing from async reads, and threads are slow to start.
         "autoinstall_known_extensions": False,
         "autoload_known_extensions": False,
-        "python_enable_replacements": False,  # names of Python variables are no tables
+        "python_enable_replacements": False,  # Python variables must not be usable as tables.
         "temp_directory": "",
     }
     if memory is not None:
@@ -145,7 +150,7 @@ def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConn
     return connection
 
 
-# --- pieces of SQL --------------------------------------------------------------------------------
+# --- SQL --------------------------------------------------------------------------------------------
 
 
 def _text(value: str) -> str:
@@ -153,18 +158,18 @@ def _text(value: str) -> str:
 
 
 def _decisions_view() -> str:
-    """Decisions with the names that the run's own row gives to their indices, all by lookup in lists.
+    """Return the SQL of the view ``decisions``, which looks the names up in the lists of the run row.
 
-    The name of a head's choice is null where the op did not read the head.
+    The choice of a head is null if the op does not use the head.
     """
-    places = ", ".join(f"list_position(heads, '{head}') AS {head}_at" for head in HEAD_NAMES)
+    positions = ", ".join(f"list_position(heads, '{head}') AS {head}_at" for head in HEAD_NAMES)
     names = ", ".join(
         f"CASE WHEN read[{head}_at] THEN head_choices[{head}_at][action[{head}_at] + 1] END AS {head}"
         for head in HEAD_NAMES
     )
     masked = ", ".join(f"masked[{head}_at] AS {head}_masked" for head in HEAD_NAMES)
     return (
-        f"WITH run_names AS (SELECT head_choices, {places} FROM run LIMIT 1)"
+        f"WITH run_names AS (SELECT head_choices, {positions} FROM run LIMIT 1)"
         f" SELECT decision.t, env, episode, epoch, {names}, op_probs[action[op_at] + 1] AS op_probability,"
         " succeeded, forced, refused_by, failed_checks, value, reward, reward_terms,"
         f" {masked} FROM decision LEFT JOIN run_names ON true"

@@ -1,9 +1,9 @@
-"""Shows a run on the terminal while it goes on: a screen, or plain lines where there is no terminal.
+"""Terminal view of a run in progress: a live screen, or plain lines if the output is not a terminal.
 
-Both are answers about the run's directory, so that a view shows what every other one does, from any process.
-Whoever runs or watches calls ``refresh`` when something was written. Lines are then written by the caller's
-thread, a screen is drawn by the thread that rich's ``Live`` keeps: the database works without Python's lock.
-Each takes a small share of the time at most; what comes too early for that is shown with what follows.
+The view reads the run's directory, so it works from any process. Callers call ``refresh`` after rows were
+written. Lines are written on the caller's thread; a screen is drawn on the thread of rich's ``Live``, where
+DuckDB releases the GIL. Both are limited to a small share of the run time; rows that arrive too early for
+that limit appear with the next update.
 """
 
 import sys
@@ -19,8 +19,8 @@ from rich.segment import SegmentLines
 from rich.text import Text
 
 from esper.files.row_files import TELEMETRY
-from esper.karn.lines import Stamp, first_lines, line_of, log, stamps
-from esper.karn.questions.progress import progress
+from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
+from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen
 from esper.leyline.errors import EsperError
@@ -28,13 +28,13 @@ from esper.leyline.rows import RunRow, UpdateRow
 
 DRAWS_PER_SECOND: Final = 2
 SHARE_OF_TIME: Final = 0.02
-"""That looking at the files for lines may take."""
+"""Share of the run time that reading the files for log lines may take."""
 SHARE_OF_DRAWING: Final = 0.05
-"""The same for screens, in a thread of their own."""
+"""Share of the run time that drawing the screen may take, on a thread of rich."""
 
 
 class TerminalView(AbstractContextManager["TerminalView"]):
-    """The run in a directory, which need not be there yet; use it as a context manager."""
+    """Context manager that shows the run in a directory; the directory may not exist yet."""
 
     def __init__(
         self,
@@ -45,9 +45,14 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         share_of_time: float | None = None,
         skip_past: bool = False,
     ) -> None:
-        """Of a training, ``env`` is the environment whose slots are shown.
+        """Start the view.
 
-        With ``skip_past`` there are no lines of what is recorded already.
+        Args:
+            directory: Directory of the run.
+            console: Console to write to.
+            env: Environment of a training whose slots are shown.
+            share_of_time: Largest share of the run time spent on the view.
+            skip_past: Do not write lines for rows that are already recorded.
         """
         self._directory = directory
         self._console = console
@@ -55,18 +60,18 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._share_of_time = share_of_time or (SHARE_OF_DRAWING if can_draw(console) else SHARE_OF_TIME)
         self._run: Run | None = None
         self._lock = threading.Lock()
-        self._is_asked = False
-        """Whether there is something to show: until then the directory may be another run's."""
+        self._has_news = False
+        """True after the first ``refresh``; before that, the directory may belong to an earlier run."""
         self._is_stale = False
         self._next_look = 0.0
         self._is_last = False
-        """Whether the next look is the last one, and due at once."""
+        """True if the next update is the final one and must not wait."""
         self._has_begun = False
         self._seen: set[Stamp] = set()
         self._drawn: RenderableType = Text("waiting for the run to begin", style="dim")
         self._width = 0
         self.error: EsperError | None = None
-        """Why the run cannot be shown any more; it may go on nevertheless."""
+        """Reason why the view stopped; the run itself may continue."""
         if skip_past and (run := self._begun()) is not None:
             self._has_begun, self._seen = True, stamps(run)
         self._live: Live | None = None
@@ -75,38 +80,39 @@ class TerminalView(AbstractContextManager["TerminalView"]):
             self._live.start(refresh=True)
 
     def refresh(self) -> None:
-        """Show what is new, soon: a caller is held up for its share of the time at most."""
-        self._is_asked = self._is_stale = True
+        """Show new rows soon; blocks the caller for at most its share of the run time."""
+        self._has_news = self._is_stale = True
         if self._live is None and time.monotonic() >= self._next_look:
             self._look()
 
     def close(self) -> None:
-        """Show everything that is written, and leave the terminal as it was."""
-        self._is_stale, self._is_last = self._is_asked, True
-        if self._live is None and self._is_asked:
+        """Show all written rows and restore the terminal."""
+        self._is_stale, self._is_last = self._has_news, True
+        if self._live is None and self._has_news:
             self._look()
         elif self._live is not None:
-            self._live.stop()  # draws once more
+            self._live.stop()  # stop() draws once more
 
     def __exit__(self, *error: object) -> None:
         self.close()
 
     def _begun(self) -> Run | None:
-        """The run, once it has written its own row."""
+        """Return the run once its run row is written, else None."""
         if self._run is None and (self._directory / TELEMETRY).is_dir():
             run = open_run(self._directory)
             self._run = run if run.rows(RunRow) else None
         return self._run
 
     def _look(self) -> None:
-        """Read what is new, unless that has failed before, and decide when to do so again."""
+        """Read new rows unless an earlier read failed, and schedule the next read."""
         if self.error is not None:
             return
         try:
             run = self._begun()
             began = time.thread_time()
             if run is not None:
-                self._is_stale = False  # before reading: what is written meanwhile is read later
+                # Cleared before reading, so that rows written meanwhile trigger another read.
+                self._is_stale = False
                 if self._live is None:
                     self._write_lines(run)
                 else:
@@ -119,14 +125,14 @@ class TerminalView(AbstractContextManager["TerminalView"]):
 
     def _draw(self) -> RenderableType:
         with self._lock:
-            is_resized = self._is_asked and self._width != self._console.width
+            is_resized = self._has_news and self._width != self._console.width
             is_due = self._is_last or time.monotonic() >= self._next_look
             if is_resized or (self._is_stale and is_due):
                 self._look()
             return self._drawn
 
     def _render(self, run: Run) -> None:
-        """Ask all questions and keep the lines of the screen: rich would make them anew for every drawing."""
+        """Render the screen to lines and keep them; rich would render the tables again on every refresh."""
         self._width = self._console.width
         lines = self._console.render_lines(screen(run, self._width, self._env), pad=False)
         self._drawn = SegmentLines(lines, new_lines=True)
@@ -138,7 +144,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._seen.update(entry.stamp for entry in entries)
         updates = [entry for entry in entries if isinstance(entry.row, UpdateRow)]
         for entry in entries:
-            # How long it takes from here on is known of the last iteration only.
+            # The remaining time is known only at the last iteration.
             left = progress(run).seconds_left if updates[-1:] == [entry] else None
             line = line_of(entry, run.row, left)
             lines += [] if line is None else [line]
@@ -149,5 +155,5 @@ class TerminalView(AbstractContextManager["TerminalView"]):
 
 
 def can_draw(console: Console) -> bool:
-    """Whether a screen can be drawn and redrawn on ``console``."""
+    """Return whether a live screen can be drawn on ``console``."""
     return console.is_terminal and not console.is_dumb_terminal and console.encoding.startswith("utf")

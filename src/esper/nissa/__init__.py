@@ -1,1 +1,1 @@
-"""Telemetry: typed rows, written to append-only files."""
+"""Writers of telemetry: append-only files of typed rows, alert rules and exporters."""

@@ -1,8 +1,8 @@
-"""Turns rows from JSON lines into Parquet, which is read many times faster.
+"""Conversion of rows from JSON lines to Parquet, which is many times faster to read.
 
-The folder of Parquet gets its name when it is whole and on the disk, and only then the lines are removed: a
-process killed at any moment leaves the lines, or both, or Parquet. Types come from the schema and never
-from the rows, so that all files of a table agree.
+The Parquet folder is renamed to its final name when it is complete on disk, and only then are the lines
+removed: a process killed at any time leaves the lines, both, or Parquet. Types come from the schema and not
+from the rows, so all files of a table agree.
 """
 
 import json
@@ -19,11 +19,11 @@ from esper.leyline.errors import EsperError
 
 
 class CompactionError(Exception):
-    """Lines that could not be turned into Parquet; they are still there."""
+    """Lines that could not be converted to Parquet; the lines are kept."""
 
 
 def compact(telemetry: Path, last: int) -> None:
-    """Convert what is still JSON lines of the numbers up to ``last``."""
+    """Convert the JSON lines of all numbers up to ``last``."""
     try:
         found = row_files(telemetry)
         lines = [span for span in found.lines if span.last <= last]
@@ -38,7 +38,7 @@ def compact(telemetry: Path, last: int) -> None:
 def _convert(telemetry: Path, lines: Sequence[RowSpan]) -> None:
     target = parquet_path(telemetry, lines[0].first, lines[-1].last)
     partial = partial_of(target)
-    # On the trainer's own thread: none is started.
+    # One thread, because this runs on the trainer's thread.
     settings = {"threads": "1", "async_threads": "0", "memory_limit": "1GB", "temp_directory": ""}
     try:
         partial.mkdir(exist_ok=True)
@@ -70,7 +70,7 @@ def _copy(database: duckdb.DuckDBPyConnection, lines: Sequence[bytes], table: st
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with what is in it."""
+    """Remove a file, or a folder with its content."""
     if path.is_dir():
         shutil.rmtree(path)
     else:

@@ -1,7 +1,6 @@
-"""How each alert rule looks at a row: what it finds, and whether that is wrong.
+"""Conditions of the alert rules: functions from a row and its history to readings.
 
-A look is a pure function of the row and of the rows before it. What it cannot evaluate it leaves out:
-a number that is unknown neither raises an alert nor clears it.
+An unknown value yields no reading, so it neither raises nor clears an alert.
 """
 
 import statistics
@@ -17,17 +16,17 @@ from esper.leyline.rows import EpisodeRow, ResourceRow, Row, RunRow, SeedRow, Up
 from esper.leyline.stages import Stage
 
 RUN: Final = "run"
-"""Scope of what is about the whole run."""
+"""Scope of an alert about the whole run."""
 RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "log_loss", "contribution", "rent", "rollback"})
-"""Terms of a reward that pay for the result, for its price or for a breakdown; all others are shaping."""
+"""Reward terms for the result, its cost or a failure; all other terms are shaping."""
 NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl")
-"""Columns of an update that are unknown only where the number was not finite."""
+"""Columns of an update that are None only if the value was not finite."""
 LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
-"""A seed learns, and could still be removed."""
+"""Stages in which a seed learns and can still be pruned."""
 
 
 class Reading(NamedTuple):
-    """What a rule found in one row about one thing."""
+    """Value of one scope in one row, with its limit."""
 
     scope: str
     wrong: bool
@@ -36,18 +35,19 @@ class Reading(NamedTuple):
 
 
 @dataclass(slots=True)
-class Past:
-    """What rules remember of earlier rows."""
+class RowHistory:
+    """Earlier rows that the conditions use."""
 
     run: RunRow
     updates: list[UpdateRow] = field(default_factory=list)
-    """Those that were not left out."""
+    """Updates that were not skipped."""
     episodes: deque[EpisodeRow] = field(default_factory=lambda: deque(maxlen=limits.CORRELATED_EPISODES - 1))
-    """The last ones that were rewarded."""
+    """The last rewarded episodes."""
     seeds: dict[tuple[int, int], SeedRow] = field(default_factory=dict)
-    """The last row of each environment and slot."""
+    """Last seed row by environment and slot."""
 
     def remember(self, row: Row) -> None:
+        """Add a row to the history."""
         match row:
             case UpdateRow(skipped=None):
                 self.updates.append(row)
@@ -57,7 +57,7 @@ class Past:
                 self.seeds[row.env, row.slot] = row
 
     def has_learned(self, row: UpdateRow) -> bool:
-        """Whether the last updates, this one included, earned clearly more than the best of the first."""
+        """Return whether the mean of the last returns, with this row, clearly exceeds the first ones."""
         returns = [u.mean_return for u in (*self.updates, row) if u.mean_return is not None]
         if not returns:
             return False
@@ -66,42 +66,44 @@ class Past:
         return gain > limits.LEARNED_GAIN * float(self.run.config.get("reward_scale", 1.0))
 
 
-Look = Callable[[Any, Past], Iterator[Reading]]
-"""The row is of the table that the rule names."""
+Condition = Callable[[Any, RowHistory], Iterator[Reading]]
+"""Function from a row of the rule's table and the history to readings."""
 
 
 def above(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
+    """Return a reading that violates its limit if the value is above it."""
     return Reading(scope, value > limit and only_if, value, limit)
 
 
 def below(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
+    """Return a reading that violates its limit if the value is below it."""
     return Reading(scope, value < limit and only_if, value, limit)
 
 
-# --- updates --------------------------------------------------------------------------------------
+# --- updates ----------------------------------------------------------------------------------------
 
 
-def not_finite(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def not_finite(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     wrong = row.skipped is not None or any(getattr(row, name) is None for name in NEVER_UNKNOWN)
     yield Reading(RUN, wrong, None, None)
 
 
-def ratio_exploded(row: UpdateRow, past: Past) -> Iterator[Reading]:
-    """By the worst decision of the first update epoch that exploded, and the extremes of the last one."""
+def ratio_exploded(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
+    """Check the worst ratio of the first exploded update epoch, and the extreme ratios of the last one."""
     low, high = limits.RATIO_EXPLODED
     ratios = [row.ratio_max, row.ratio_min] if row.skipped is None else []
     if row.explosion is not None:
         ratios.append(row.explosion["ratio"])
     for ratio in ratios:
-        if ratio is None or not low <= ratio <= high:  # None: it overflowed
+        if ratio is None or not low <= ratio <= high:  # None: the ratio overflowed
             yield Reading(RUN, True, ratio, low if ratio is not None and ratio < low else high)
             return
     if ratios:
         yield Reading(RUN, False, row.ratio_max, high)
 
 
-def divergence_above(times_target: float) -> Look:
-    def look(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def divergence_above(times_target: float) -> Condition:
+    def look(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
         target = past.run.config.get("target_kl")
         if row.skipped is None and row.approx_kl is not None and target is not None:
             yield above(RUN, row.approx_kl, times_target * target)
@@ -109,8 +111,8 @@ def divergence_above(times_target: float) -> Look:
     return look
 
 
-def update_above(column: str, limit: float) -> Look:
-    def look(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def update_above(column: str, limit: float) -> Condition:
+    def look(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
         value = getattr(row, column)
         if row.skipped is None and value is not None:
             yield above(RUN, value, limit)
@@ -118,18 +120,18 @@ def update_above(column: str, limit: float) -> Look:
     return look
 
 
-def forced(row: UpdateRow, past: Past) -> Iterator[Reading]:
-    """Few decisions are free at the end of a good training too, when slots are filled early."""
+def forced(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
+    """Check the share of forced decisions; a trained policy that fills slots early has many as well."""
     if row.skipped is None:
         yield above(RUN, row.forced_share, limits.FORCED_SHARE, not past.has_learned(row))
 
 
-def waits(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def waits(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     yield above(RUN, row.op_shares[OP_WAIT], limits.WAIT_SHARE)
 
 
-def heads_collapsed(row: UpdateRow, past: Past) -> Iterator[Reading]:
-    """A head that made up its mind is what training is for, unless it did so all at once or for nothing."""
+def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
+    """Check head entropies; low entropy is healthy unless the head collapsed abruptly or before learning."""
     learned = past.has_learned(row)
     for head, (name, entropy) in enumerate(zip(past.run.heads, row.head_entropy, strict=False)):
         if entropy is not None:
@@ -138,7 +140,7 @@ def heads_collapsed(row: UpdateRow, past: Past) -> Iterator[Reading]:
 
 
 def _was_open(head: int, updates: Sequence[UpdateRow]) -> bool:
-    """Whether the head explored when it was last not collapsed."""
+    """Return whether the head still explored at its last entropy above the threshold."""
     for row in reversed(updates):
         entropy = row.head_entropy[head]
         if entropy is not None and entropy >= limits.HEAD_ENTROPY_COLLAPSED:
@@ -146,23 +148,23 @@ def _was_open(head: int, updates: Sequence[UpdateRow]) -> bool:
     return False
 
 
-def gradient_jump(row: UpdateRow, past: Past) -> Iterator[Reading]:
+def gradient_jump(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
     usual = statistics.fmean(update.grad_norm for update in past.updates) if past.updates else 0.0
     if row.skipped is None and usual > 0:
         yield above(RUN, row.grad_norm, limits.GRADIENT_JUMP * usual)
 
 
-def slow(row: UpdateRow, past: Past) -> Iterator[Reading]:
-    """Only rollouts are alike from iteration to iteration; evaluations are not due in all of them."""
+def slow(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
+    """Compare rollout times only; other phases, such as evaluation, do not run in every iteration."""
     spans = [update.phase_ms["rollout"] for update in past.updates if "rollout" in update.phase_ms]
     if len(spans) >= limits.USUAL_ITERATIONS and "rollout" in row.phase_ms:
         yield above(RUN, row.phase_ms["rollout"], statistics.median(spans) / limits.SLOWDOWN)
 
 
-# --- episodes ----------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------
 
 
-def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
+def pays_for_worse(row: EpisodeRow, past: RowHistory) -> Iterator[Reading]:
     episodes = [
         Rewarded(one.total_reward, one.val_score, one.twin_val_score)
         for one in _window(row, past)
@@ -173,7 +175,7 @@ def pays_for_worse(row: EpisodeRow, past: Past) -> Iterator[Reading]:
         yield below(RUN, correlation, limits.RANK_CORRELATION)
 
 
-def shaping(row: EpisodeRow, past: Past) -> Iterator[Reading]:
+def shaping(row: EpisodeRow, past: RowHistory) -> Iterator[Reading]:
     terms = [term for episode in _window(row, past) for term in (episode.reward_terms or {}).items()]
     total = sum(abs(amount) for _, amount in terms if amount is not None)
     if total > 0:
@@ -181,25 +183,26 @@ def shaping(row: EpisodeRow, past: Past) -> Iterator[Reading]:
         yield above(RUN, extra / total, limits.SHAPING_SHARE)
 
 
-def _window(row: EpisodeRow, past: Past) -> list[EpisodeRow]:
-    """The last episodes that were rewarded, this one last; none while they are too few."""
+def _window(row: EpisodeRow, past: RowHistory) -> list[EpisodeRow]:
+    """Return the last rewarded episodes including this one, empty until the window is full."""
     full = row.total_reward is not None and len(past.episodes) == past.episodes.maxlen
     return [*past.episodes, row] if full else []
 
 
-# --- seeds ----------------------------------------------------------------------------------------
+# --- seeds ------------------------------------------------------------------------------------------
 
 
-def dead(row: SeedRow, past: Past) -> Iterator[Reading]:
+def dead(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
     if row.gradient_health is not None:
         learns, limit = row.stage in LEARNING_STAGES, limits.MIN_GRADIENT_HEALTH
         yield below(_where(row, past.run), row.gradient_health, limit, learns)
 
 
-def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
-    """Only at rest: while alpha moves, a seed and its host are still getting used to one another.
+def harmful(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
+    """Check the contribution of a seed at constant alpha; while alpha changes, host and seed still adapt.
 
-    And not in trainings: a policy that explores must be allowed to hold what hurts; its reward shows that.
+    Trainings are exempt: an exploring policy may hold harmful seeds, and its reward already accounts for
+    them.
     """
     if past.run.iterations is not None:
         return
@@ -209,7 +212,7 @@ def harmful(row: SeedRow, past: Past) -> Iterator[Reading]:
         yield below(_where(row, past.run), row.contribution, limit, rests)
 
 
-def _rests(row: SeedRow, past: Past) -> bool:
+def _rests(row: SeedRow, past: RowHistory) -> bool:
     last = past.seeds.get((row.env, row.slot))
     if last is None or (last.episode, last.seed) != (row.episode, row.seed):
         return False
@@ -220,8 +223,8 @@ def _where(row: SeedRow, run: RunRow) -> str:
     return f"environment {row.env} slot {run.slots[row.slot]}"
 
 
-# --- the machine ----------------------------------------------------------------------------------
+# --- machine ----------------------------------------------------------------------------------------
 
 
-def disk_full(row: ResourceRow, past: Past) -> Iterator[Reading]:
+def disk_full(row: ResourceRow, past: RowHistory) -> Iterator[Reading]:
     yield below(RUN, row.disk_free_mb, limits.DISK_FREE_MB)

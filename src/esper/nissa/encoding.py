@@ -1,7 +1,7 @@
-"""One row as a JSON line that names its table and the time, refused if it cannot be told truthfully.
+"""Encoding of a row as a JSON line with its table and time.
 
-A number that is not finite is refused, because JSON could only show it as null and null means
-unknown. That is checked for every row, so it has to be cheap: no Python code per column.
+Non-finite numbers are refused, because JSON could only write null, which means unknown. The check runs for
+every row and must be cheap, so it uses no Python code per column.
 """
 
 import math
@@ -18,11 +18,11 @@ from esper.leyline.rows import Row
 
 
 class RowError(EsperError):
-    """A row that cannot be written truthfully: a mistake of whoever produced it."""
+    """A row that cannot be encoded, due to an error in the code that made it."""
 
 
 def _plain_scalar(value: Any) -> Any:
-    """Write a number that came out of an array like one of Python's own."""
+    """Convert a scalar of an array library to a Python number."""
     if not hasattr(value, "item") or getattr(value, "ndim", None) != 0:
         raise TypeError(f"{type(value).__name__} is not a plain value")
     plain = value.item()
@@ -35,27 +35,27 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain_scalar)
 
 
 class RowEncoder:
-    """The lines of one table."""
+    """Encoder for the rows of one table."""
 
     def __init__(self, table: str) -> None:
         self._table = table
         self._begin = f'{{"table":"{table}","t":'.encode()
-        # Every table has `t`; it is named once more since a getter of a single name gives no tuple.
+        # `t` is added because attrgetter of a single name returns no tuple.
         self._floats = attrgetter("t", *(column.name for column in COLUMNS[table] if column.is_float))
         self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
 
     def line(self, row: Row, t: float) -> bytes:
-        """The row as it is at ``t`` seconds of the run, with its newline; raises ``RowError``."""
+        """Encode a row at ``t`` seconds of the run, with a newline; raises ``RowError``."""
         try:
             self._check_finite(row)
             encoded = _ENCODER.encode(row)
-            # Its first column is the time, which is not known before it is written.
+            # The first column is the time, which is known only when the row is written.
             return b"%b%.6f%b\n" % (self._begin, t, encoded[encoded.index(b",") :])
         except (TypeError, ValueError) as error:
             raise RowError(f"a row of table '{self._table}' cannot be written: {error}") from error
 
     def _check_finite(self, row: Row) -> None:
-        # None and 0.0 drop out of the filter; NaN and the infinities do not.
+        # filter() drops None and 0.0, but not NaN or infinities.
         flat = all(map(math.isfinite, filter(None, self._floats(row))))
         if flat and all(_all_finite(getattr(row, name)) for name in self._nested):
             return
@@ -67,27 +67,27 @@ class RowEncoder:
         )
         raise RowError(
             f"column '{name}' of table '{self._table}' is {number};"
-            " a number must be finite, and None is what says unknown"
+            " a number must be finite; use None for an unknown value"
         )
 
 
 def _all_finite(value: Any) -> bool:
-    """Whether all numbers of a list or a map are finite; quick where it holds nothing else."""
+    """Return whether all numbers of a list or map are finite; fast for flat values."""
     inner = value.values() if isinstance(value, dict) else value
     if inner is None:
         return True
     try:
         return all(map(math.isfinite, filter(None, inner)))
-    except TypeError:  # texts, or lists and maps within
+    except TypeError:  # strings, or nested lists and maps
         return all(map(math.isfinite, _numbers_within(value)))
 
 
 def _numbers_within(value: object) -> Iterator[float]:
-    """Every number of a value, however deep in lists and maps."""
+    """Yield every number in nested lists and maps."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list | tuple):
         for inner in value:
             yield from _numbers_within(inner)
-    elif isinstance(value, Real):  # numpy's numbers too, which are not all floats
+    elif isinstance(value, Real):  # includes numpy scalars, of which not all are floats
         yield float(value)

@@ -1,12 +1,13 @@
-"""Writes a run's rows to its directory, on the trainer's own thread.
+"""Writer of a run's rows, on the trainer's thread.
 
-A row is encoded at once and reaches the operating system at ``flush``, which the runner calls after each
-epoch: a killed process loses the epoch in progress and leaves at most one torn last line. The rows of a
-training's iteration are written together when it is complete (``iteration``). No queue and no thread, so
-no row is dropped while the disk works; when it does not, telemetry ends with one warning and the run goes on.
+A row is encoded at once and handed to the operating system by ``flush``, which the runner calls after each
+epoch: a killed process loses at most the current epoch and leaves at most one partial last line. The rows of
+a training's iteration are written together when it is complete (``iteration``). There is no queue and no
+thread, so no row is dropped while the disk works; if writing fails, telemetry ends with one warning and the
+run continues.
 
-Lines become Parquet when there are enough of them. A training may go back to its last checkpoint, so its
-lines are converted when one is stored.
+Lines are converted to Parquet above a size limit. A training may return to its last checkpoint, so its lines
+are converted when a checkpoint is stored.
 """
 
 import os
@@ -27,16 +28,16 @@ from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.rows import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
 from esper.nissa.compaction import CompactionError, compact, remove
 from esper.nissa.encoding import RowEncoder, RowError
-from esper.nissa.journal import open_to_append, write_all
+from esper.nissa.iteration_journal import open_to_append, write_all
 
 RESOURCE_SECONDS: Final = 10.0
-"""Least time between two resource rows."""
+"""Minimum time between two resource rows."""
 LINES_BYTES: Final = 8_000_000
-"""Of lines; when there are more, they become Parquet."""
+"""Size of the JSON lines above which they are converted to Parquet."""
 
 
 class RunWriter(AbstractContextManager["RunWriter"]):
-    """The sink that keeps a run."""
+    """Event sink that writes a run to its directory."""
 
     def __init__(
         self,
@@ -46,15 +47,22 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         detail: Detail = "full",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Claim ``directory``, made if need be.
+        """Create ``directory`` and lock it.
 
-        With ``resume_from``, what an earlier writer's ``checkpoint`` gave, later rows are removed.
+        Args:
+            directory: Run directory; it must be empty unless the run is resumed.
+            resume_from: Mark from ``checkpoint`` of an earlier writer; later rows are removed.
+            detail: Level of detail; rows of other tables are dropped.
+            clock: Clock of the run, in seconds.
+
+        Raises:
+            RunDirectoryError: The directory is not empty or cannot be written.
         """
         self.directory = directory
         self.detail: Detail = detail
-        """Rows of tables that are not part of this level are dropped; it may change at any time."""
+        """Level of detail; rows of tables outside this level are dropped. It may change at any time."""
         self.on_resources: Callable[[ResourceRow], None] = lambda row: None
-        """Told of every resource row, the only rows that nobody else has seen."""
+        """Callback for every resource row, since the writer creates these rows itself."""
         self.failed = False
         if resume_from is None:
             _claim(directory)
@@ -62,30 +70,30 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._lock = WriterLock(self._telemetry)
         self._mark = resume_from or RowMark(0, 0.0)
         self._last = -1
-        """The highest number that has a file."""
+        """Highest number that has a file."""
         self._trains = resume_from is not None
-        """Rows are written by iterations."""
+        """Whether rows are written by iteration."""
         self._ended = False
-        """The last resource row was emitted."""
+        """Whether the last resource row was emitted."""
         if resume_from is not None:
             self._go_back(resume_from.iteration)
         self._encoders = {table: RowEncoder(table) for table in TABLES}
         self._buffer = bytearray()
         self._file: int | None = None
         self._line_bytes = 0
-        """On disk, since lines were converted last."""
+        """Bytes of JSON lines on disk since the last conversion."""
         self._compaction_failed = False
         self._open = True
         self._rows = 0
         self._busy_seconds = 0.0
         self._resource_due = RESOURCE_SECONDS
         self._clock = clock
-        # A resumed run goes on in its own time, or its rows would lie before those that are there.
+        # A resumed run continues its clock, so that new rows are later than existing ones.
         self.began = clock() - self._mark.seconds
-        """The moment of the clock from which the run counts its time."""
+        """Clock value at the start of the run."""
 
     def _go_back(self, iteration: int) -> None:
-        """Remove what follows an iteration, the last first, so that no gap is left at any moment."""
+        """Remove the rows after an iteration, the last first, so that no gap exists at any time."""
         try:
             found = row_files(self._telemetry)
             later = [span for span in found.spans if span.last > iteration]
@@ -100,10 +108,10 @@ class RunWriter(AbstractContextManager["RunWriter"]):
                 raise
             raise RunDirectoryError(f"'{self.directory}' cannot be written: {error.strerror}") from error
 
-    # --- rows -----------------------------------------------------------------------------------------
+    # --- rows ---------------------------------------------------------------------------------------
 
     def emit(self, row: Row) -> None:
-        """Take a row with the present time; it reaches the disk at ``flush``, or with its iteration."""
+        """Encode a row with the current time; ``flush`` or the end of the iteration writes it."""
         if not self._accepts():
             return
         now = self._clock()
@@ -117,7 +125,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._busy_seconds += self._clock() - now
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a whole file beside the telemetry, under the run's directory."""
+        """Write a complete file to the run's directory."""
         if not self._accepts():
             return
         try:
@@ -126,7 +134,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             self._fail(self.directory / name, error.reason)
 
     def flush(self) -> None:
-        """Hand everything taken so far to the operating system; in a training ``iteration`` does that."""
+        """Write all buffered rows; does nothing in a training, where ``iteration`` writes them."""
         if not self._accepts() or self._trains:
             return
         now = self._clock()
@@ -140,10 +148,13 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     @contextmanager
     def iteration(self, number: int, *, is_last: bool = False) -> Iterator[None]:
-        """Write the rows emitted within the context as those of an iteration, all of them or none.
+        """Write the rows emitted within the context as one iteration, completely or not at all.
 
-        Number 0 is what precedes the first iteration; the last one has the resource row of the end. Where
-        writing fails, the journals of that iteration are left, and nothing of later ones.
+        If writing fails, the journal of this iteration is kept, and later iterations leave nothing.
+
+        Args:
+            number: Number of the iteration; 0 holds the rows before the first iteration.
+            is_last: Add the final resource row.
         """
         begin = len(self._buffer)
         self._trains = True
@@ -165,7 +176,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         path = lines_path(self._telemetry, number)
         try:
             self._close_file()
-            if number > self._last + 1:  # rows that a full disk took; an empty range says so
+            if number > self._last + 1:  # Iterations lost to a full disk are marked by an empty range.
                 parquet_path(self._telemetry, self._last + 1, number - 1).mkdir()
             write_durably(path, self._buffer)
         except SaveError as error:
@@ -181,9 +192,9 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     @contextmanager
     def checkpoint(self) -> Iterator[RowMark]:
-        """How far rows are written, to be stored within the context: ``resume_from`` of a later writer.
+        """Yield the mark of the written rows, to be stored within the context as ``resume_from``.
 
-        If that goes well, lines may be converted, since no run goes back before them any more.
+        If storing succeeds, lines may be converted, because no run returns to a point before this checkpoint.
         """
         yield self._mark
         if not self.failed and self._line_bytes > LINES_BYTES:
@@ -191,10 +202,10 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             self._compact(self._mark.iteration)
             self._busy_seconds += self._clock() - now
 
-    # --- the end --------------------------------------------------------------------------------------
+    # --- close and failure --------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Write what is left and a last resource row; closing twice does nothing."""
+        """Write the remaining rows and a last resource row; may be called twice."""
         if self._open:
             if not self._ended:
                 self._emit_resource()
@@ -219,7 +230,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._close_file()
 
     def _fail(self, path: Path, reason: str | None) -> None:
-        """End telemetry, with one sentence however many files are affected."""
+        """End telemetry with one message, regardless of the number of files affected."""
         if self.failed:
             return
         self.failed = True
@@ -227,10 +238,10 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         ending = "the run goes on, its further rows are lost"
         sys.stderr.write(f"esper: telemetry stopped: cannot write {path} ({reason}); {ending}\n")
 
-    # --- files ----------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------
 
     def _write_out(self, path: Path) -> None:
-        """Append the buffer to the open file, which is ``path``."""
+        """Append the buffer to ``path``, which is opened if necessary."""
         if not self._buffer:
             return
         size = len(self._buffer)
@@ -252,7 +263,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
                 self._fail(self._telemetry, error.strerror)
 
     def _compact(self, last: int) -> None:
-        """Lines that cannot be converted are no loss; the first time is worth a row."""
+        """Convert lines to Parquet; a failure loses nothing and is reported once by an alert row."""
         self._line_bytes = 0
         try:
             compact(self._telemetry, last)
@@ -283,7 +294,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             return
         row = ResourceRow(
             rss_mb=_peak_mb(),
-            rows_written=self._rows + 1,  # with this one
+            rows_written=self._rows + 1,  # including this row
             writer_ms=self._busy_seconds * 1e3,
             disk_free_mb=free / 1e6,
         )
@@ -292,7 +303,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
 
 def _claim(directory: Path) -> None:
-    """Make the run's directory and the one for telemetry in it."""
+    """Create the run's directory and its telemetry folder."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in directory.iterdir())
@@ -301,7 +312,7 @@ def _claim(directory: Path) -> None:
             raise RunDirectoryError(
                 f"run directory '{directory}' already holds {listed}; choose another one, or move it away"
             )
-        (directory / TELEMETRY).mkdir()  # of two runs that start at once, the second fails here
+        (directory / TELEMETRY).mkdir()  # fails for the second of two runs that start at the same time
     except OSError as error:
         raise RunDirectoryError(
             f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"
@@ -309,6 +320,6 @@ def _claim(directory: Path) -> None:
 
 
 def _peak_mb() -> float:
-    """Largest resident memory so far; Linux counts it in KiB, macOS in bytes."""
+    """Return the peak resident memory in MB; Linux reports KiB, macOS bytes."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -12,7 +12,7 @@ from esper.files.writer_lock import LOCK_FILE
 from esper.karn.run import read_rows
 from esper.leyline.errors import RunDirectoryError
 from esper.leyline.rows import RunRow
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run.factories import describe_run, one_thread, preset_of
 from esper.run.row_sink import RowSink

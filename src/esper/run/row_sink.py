@@ -23,8 +23,8 @@ from esper.leyline.rows import (
     UpdateRow,
 )
 from esper.leyline.thresholds import DETAIL_EPOCHS, DETAIL_ITERATIONS
-from esper.nissa.rules import MACHINE_RULES
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
+from esper.nissa.alert_rules import MACHINE_RULES
 from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
@@ -39,7 +39,7 @@ class RowSink:
     def __init__(self, run: RunRow, writer: RunWriter) -> None:
         self._writer = writer
         self._run = run
-        self._watch = Watch(run)
+        self._watch = AlertMonitor(run)
         self._level: Detail = writer.detail
         self._left = 0
         """Number of epochs or iterations still to be written in full detail."""

@@ -8,9 +8,9 @@ from contextlib import nullcontext
 from rich.console import Console
 
 from esper.karn import summary
-from esper.karn.episodes import SeedHistory, seed_histories
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
+from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run, open_run
+from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.karn.terminal import TerminalView
 from esper.leyline.rows import EpisodeRow, RunRow, SeedRow, TransitionRow
 from esper.run.arm import check_names, free_directory, run_arm

@@ -32,9 +32,9 @@ def serve_command(args: Sequence[str]) -> None:
     if missing:
         names = " and ".join(missing)
         raise EsperError(f"the page needs {names}, not installed here: pip install 'esper[serve]'")
+    from esper.karn.serve.access_control import access
     from esper.karn.serve.app import listen, serve
     from esper.karn.serve.folder import RunFolder
-    from esper.karn.serve.safety import access
 
     folder = RunFolder(Path(words[0]))
     listener = listen(config.host, config.port)

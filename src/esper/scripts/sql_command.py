@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.answer import Answer, answer
 from esper.karn.run import open_run
+from esper.karn.sql_answer import SqlAnswer, answer_query
 from esper.leyline.errors import EsperError
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
@@ -45,7 +45,7 @@ def sql_command(args: Sequence[str]) -> None:
     needed = 'a run and a query, such as runs/mine "select count(*) from epoch"'
     words, config = parse_words(SqlConfig, PROGRAM, DESCRIPTION, args, count=2, needed=needed)
     if config.as_json and config.as_csv:
-        raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
+        raise EsperError("--json and --csv are two ways to print one answer_query; choose one of them")
     is_for_people = not (config.as_json or config.as_csv)
     most = MAX_LINES if config.limit is None and is_for_people else config.limit
     run_dir, query = words
@@ -53,7 +53,7 @@ def sql_command(args: Sequence[str]) -> None:
     timer.daemon = True
     timer.start()
     try:
-        found = answer(open_run(run_dir).path, query, most)
+        found = answer_query(open_run(run_dir).path, query, most)
     finally:
         timer.cancel()
         timer.join()  # a living thread at exit makes duckdb print warnings
@@ -66,7 +66,7 @@ def _give_up() -> None:
     os._exit(USAGE_ERROR)
 
 
-def _print_answer(found: Answer, config: SqlConfig) -> None:
+def _print_answer(found: SqlAnswer, config: SqlConfig) -> None:
     if config.as_json:
         print(json.dumps(msgspec.structs.asdict(found)))
     elif config.as_csv:
@@ -80,7 +80,7 @@ def _print_answer(found: Answer, config: SqlConfig) -> None:
         print(f"esper: {found.note}; --limit sets how many", file=sys.stderr)
 
 
-def _print_for_people(found: Answer, console: Console) -> None:
+def _print_for_people(found: SqlAnswer, console: Console) -> None:
     """Print a table if it fits the console, otherwise one block per row."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name, kind in zip(found.columns, found.types, strict=True):

@@ -8,7 +8,7 @@ from typing import Final
 from pydantic import Field
 from rich.console import Console
 
-from esper.karn.questions.progress import progress
+from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import EsperError

@@ -1,1 +1,1 @@
-"""The parts that pictures are made of: SVG as text, axes, labels, and charts from their specification."""
+"""SVG elements, axes, labels, and charts drawn from a specification."""

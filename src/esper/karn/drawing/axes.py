@@ -1,18 +1,19 @@
-"""Scales, ticks, axes and labels: where a value lies in a picture, and the words that say so."""
+"""Scales, ticks, axes and labels of pictures."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
 
+_TINY: Final = 1e-300
+"""Ranges below this size count as empty, because their steps would underflow to 0."""
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """A straight line from values to coordinates."""
+
+class AxisScale(NamedTuple):
+    """Linear map from values to coordinates."""
 
     low: float
     high: float
@@ -26,18 +27,18 @@ class Scale:
 
 
 def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """At most ``most`` even values within ``low`` to ``high``; ``whole``: none but integers."""
+    """Return at most ``most`` round ticks between ``low`` and ``high``; with ``whole``, integers only."""
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
-    # Multiples of a step lie within the range, rounding errors forgiven.
+    # Multiples of the step within the range, with a tolerance for rounding errors.
     while len(found := range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)) > most:
         step = _round_step(step * 1.01, whole=whole)
     return [index * step for index in found]
 
 
 def _round_step(least: float, *, whole: bool) -> float:
-    """The next of 1, 2, 5, 10, 20, … times a power of ten."""
+    """Return the smallest number ≥ ``least`` among 1, 2, 5 times powers of ten."""
     if whole and least <= 1:
         return 1.0
     power = 10.0 ** math.floor(math.log10(least))
@@ -45,19 +46,19 @@ def _round_step(least: float, *, whole: bool) -> float:
 
 
 def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
-    """A range with even ends that holds the values; ``floor`` belongs to it where they come near it."""
+    """Return a range with round ends that contains the values, and ``floor`` if it is near them."""
     low, high = min(values), max(values)
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)
-    if high <= low:
-        spread = 0.1 * abs(low) or 1.0
+    if high - low < _TINY:
+        spread = 1.0 if abs(low) < _TINY else 0.1 * abs(low)
         low, high = low - spread, high + spread
     step = _round_step((high - low) / max(most, 1), whole=False)
     return math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
 
 
 def tick_text(value: float, step: float) -> str:
-    """The number at a tick, with as many decimals as neighbours need to differ, k for thousands."""
+    """Format a tick with as many decimals as the step needs; "k" for thousands."""
     if step >= 1000 or (abs(value) >= 10_000 and step >= 100):
         thousands = value / 1000
         return "0" if value == 0 else f"{thousands:.{_decimals(step / 1000)}f}k"
@@ -69,26 +70,31 @@ def _decimals(step: float) -> int:
 
 
 def tick_texts(values: Sequence[float]) -> dict[float, str]:
-    """The numbers at ticks that lie equally far apart."""
+    """Format evenly spaced ticks, by value."""
     step = values[1] - values[0] if len(values) > 1 else max(abs(values[0]), 1.0) if values else 1.0
     return {value: tick_text(value, step) for value in values}
 
 
-def y_axis(scale: Scale, left: float, right: float, most: int = 5) -> Markup:
-    """Faint lines across the picture, each with its number on the left."""
+def y_axis(scale: AxisScale, left: float, right: float, most: int = 5) -> Markup:
+    """Draw horizontal grid lines with their numbers on the left."""
     values = ticks(scale.low, scale.high, most)
     lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)
     numbers = [
         svg.text(left - 6, scale(value) + 4, label, "dim", "end")
         for value, label in tick_texts(values).items()
     ]
-    return svg.group([svg.path(lines, "grid"), *numbers])
+    return svg.group(svg.path(lines, "grid"), *numbers)
 
 
-def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
-    """The shared axis at the bottom: whole numbers, the name of what they count at its end.
+def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
+    """Draw the bottom axis with integer ticks and its name at the end.
 
-    With ``top``, faint lines go up from the ticks.
+    Args:
+        scale: Horizontal scale.
+        y: Height of the axis.
+        name: Name of the axis.
+        top: Upper end of vertical grid lines; None draws no grid.
+        most: Largest number of ticks.
     """
     values = ticks(scale.low, scale.high, most, whole=True)
     marks = "".join(f"M{svg.number(scale(value))} {svg.number(y)}v4" for value in values)
@@ -99,34 +105,30 @@ def x_axis(scale: Scale, y: float, name: str, top: float | None = None, most: in
         for value, label in tick_texts(values).items()
     ]
     return svg.group(
-        [
-            svg.path(rise, "grid"),
-            svg.path(f"M{svg.number(scale.start)} {svg.number(y)}H{svg.number(scale.stop)}{marks}", "axis"),
-            *numbers,
-            svg.text(svg.WIDTH, y + svg.LINE + 2, name, "dim", "end"),
-        ]
+        svg.path(rise, "grid"),
+        svg.path(f"M{svg.number(scale.start)} {svg.number(y)}H{svg.number(scale.stop)}{marks}", "axis"),
+        *numbers,
+        svg.text(svg.WIDTH, y + svg.LINE + 2, name, "dim", "end"),
     )
 
 
-def value_axis(scale: Scale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
-    """An axis at the bottom with these numbers at these values, the name of what they are below its end."""
+def value_axis(scale: AxisScale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
+    """Draw a bottom axis with the given labels by value, and its name below the end."""
     return svg.group(
-        [
-            svg.line(scale.start, y, scale.stop, y, "axis"),
-            *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),
-            svg.text(scale.stop, y + 2 * svg.LINE + 4, name, "dim", "end"),
-        ]
+        svg.line(scale.start, y, scale.stop, y, "axis"),
+        *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),
+        svg.text(scale.stop, y + 2 * svg.LINE + 4, name, "dim", "end"),
     )
 
 
 def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
-    """Places for labels as near to these heights as they can be with ``gap`` between them.
+    """Return label positions as close to ``heights`` as possible, with at least ``gap`` between them.
 
-    Labels that would touch become one block around the mean of what its members want.
+    Labels that would overlap form a block around the mean of their heights.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     blocks: list[tuple[float, int]] = []
-    """What each block's first label wants on average, and how many labels it holds."""
+    """Preferred height of the first label of each block, and the number of labels in the block."""
     for index in order:
         start, count = heights[index], 1
         while blocks and blocks[-1][0] + gap * blocks[-1][1] > start:
@@ -139,35 +141,34 @@ def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
     return [found[index] for index in range(len(heights))]
 
 
-# --- direct labels: beside a line or an area, never on top of another label ----------------------------
+# --- names of lines and areas -----------------------------------------------------------------------
 
 
 class Label(NamedTuple):
-    """A text that belongs to a height."""
+    """Text attached to a height."""
 
     content: str
     height: float
     look: str = ""
-    """Class of the text or, beside an area, of the area."""
+    """CSS class of the text, or of the area for a label of an area."""
 
 
-def beside_lines(x: float, labels: Sequence[Label]) -> Markup:
-    """Names of lines at their ends."""
+def draw_line_names(x: float, labels: Sequence[Label]) -> Markup:
+    """Draw the names of lines at their ends."""
     heights = apart([label.height for label in labels])
-    return svg.group(
-        svg.text(x, height + 4, label.content, label.look)
-        for label, height in zip(labels, heights, strict=True)
-    )
+    pairs = zip(labels, heights, strict=True)
+    return svg.group(*(svg.text(x, height + 4, label.content, label.look) for label, height in pairs))
 
 
-def beside_areas(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
-    """Names of areas with a sample of each, within ``highest`` to ``lowest`` where they fit."""
+def draw_area_names(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
+    """Draw the names of areas with colour samples, between ``highest`` and ``lowest`` if they fit."""
     heights = apart([label.height for label in labels])
     if heights:
         shift = min(lowest - 5 - max(heights), 0.0)
         shift = max(highest + 5 - min(heights), shift)
         heights = [height + shift for height in heights]
-    return svg.group(
+    drawn = [
         svg.rectangle(x, height - 5, 10, 10, label.look) + svg.text(x + 15, height + 4, label.content)
         for label, height in zip(labels, heights, strict=True)
-    )
+    ]
+    return svg.group(*drawn)

@@ -1,49 +1,46 @@
-"""Charts over the epochs of an episode or the iterations of a training, drawn from a specification.
+"""Charts over epochs or iterations, drawn from a specification.
 
-A chart is one or more panels over one axis. A panel holds lines, bands between two lines, and stacked
-columns: at every place, parts on top of each other; what is negative hangs below 0.
+A chart has one or more panels over a common axis. A panel holds lines, bands between two lines, and stacked
+columns; negative parts of a column are stacked below 0.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Label, Scale, around, beside_areas, beside_lines, x_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, Label, around, draw_area_names, draw_line_names, x_axis, y_axis
 from esper.karn.drawing.svg import number
-from esper.karn.questions.places import Courses, Place, Values
+from esper.karn.questions.series import AxisBin, Series, Values
 
 Segment = tuple[float, float]
-"""From one value to another."""
+"""(start, end) of a part of a column."""
 _LEFT: Final = 62.0
 _TOP: Final = 14.0
 _GAP: Final = 30.0
-"""Between panels."""
+"""Height between panels."""
 _BOTTOM: Final = 28.0
 _FIRST: Final = 4.0
 """Top of the first strip."""
 _LETTERS: Final = 18
-"""Of a strip's name, at most."""
+"""Largest number of characters of a strip's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One value per place; None is a gap."""
+class ChartLine(NamedTuple):
+    """One value per axis bin; None is a gap."""
 
     name: str
     values: Values
     text: Callable[[float | None], str]
-    """How a value reads."""
+    """Format of a value."""
     look: str = "line"
     """``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
     label: str | None = None
-    """What stands at its end; its name and last value unless given, nothing if empty."""
+    """Text at the end of the line; None shows name and last value, empty shows nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class StackedPart(NamedTuple):
     """One part of every stacked column."""
 
     name: str
@@ -51,53 +48,59 @@ class Part:
     text: Callable[[float | None], str]
     look: str
     total: float | None = None
-    """What its label says; its last value unless given."""
+    """Value in the label; None shows the last value."""
     striped: Values | None = None
-    """How much of the part, from its foot, is striped."""
+    """Height of the striped section of the part, from its base."""
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """What shares one vertical axis."""
+class Panel(NamedTuple):
+    """Data that shares one vertical axis."""
 
     height: float
-    lines: Sequence[Line] = ()
+    lines: Sequence[ChartLine] = ()
     bands: Sequence[tuple[Values, Values]] = ()
     """Pairs of lower and upper edges, the widest first."""
-    parts: Sequence[Part] = ()
+    parts: Sequence[StackedPart] = ()
     near: float | None = None
-    """A value that belongs to the axis where the others come near it."""
+    """Value that the axis includes if the data comes close to it."""
     zero: bool = False
-    """The axis holds 0, and a line marks it."""
+    """Whether the axis includes 0, marked by a line."""
     most: float | None = None
-    """The largest value that there can be."""
+    """Largest possible value."""
     optional: bool = False
-    """It is left out where all values are 0."""
+    """Whether the panel is left out if all values are 0."""
     ticks: int = 4
     unit: str = ""
 
     def reached(self) -> Iterator[float]:
-        """All values that the axis has to hold."""
+        """Yield all values that the axis must include."""
         yield from (value for line in self.lines for value in line.values if value is not None)
         yield from (value for band in self.bands for edge in band for value in edge if value is not None)
         for values in zip(*(part.values for part in self.parts), strict=True):
             yield from (end for segment in stack(values) for end in segment)
 
 
-@dataclass(frozen=True, slots=True)
-class Chart:
+class Chart(NamedTuple):
+    """Specification of a chart over the bins of ``found``."""
+
     title: str
     description: str
-    found: Courses
+    found: Series
     panels: Sequence[Panel]
     room: float = 150.0
-    """For the labels on the right."""
+    """Width of the labels on the right."""
 
 
-def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses | None) -> Markup:
-    """The chart of these courses as SVG, on axes that hold the ones beside them too."""
-    chart, other = chart_of(found), chart_of(beside) if beside else None
-    x = Scale(0, max(found.end, beside.end if beside else 0), _LEFT, svg.WIDTH - chart.room)
+def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Markup:
+    """Draw a chart as SVG.
+
+    Args:
+        chart_of: Function from series to the specification of the chart.
+        found: Series to draw.
+        compared: Series of a second run that the axes must include.
+    """
+    chart, other = chart_of(found), chart_of(compared) if compared else None
+    x = AxisScale(0, max(found.end, compared.end if compared else 0), _LEFT, svg.WIDTH - chart.room)
     top, drawn, bottom = _TOP, [], _TOP
     for index, panel in enumerate(chart.panels):
         values = [*panel.reached(), *(other.panels[index].reached() if other else ())]
@@ -106,7 +109,7 @@ def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses |
         top += 10 if panel.unit else 0
         bottom = top + panel.height
         if values:
-            drawn.append(draw_panel(found.places, panel, x, panel_scale(panel, values, top, bottom)))
+            drawn.append(draw_panel(found.bins, panel, x, panel_scale(panel, values, top, bottom)))
         top = bottom + _GAP
     return svg.drawing(
         bottom + _BOTTOM,
@@ -114,34 +117,35 @@ def draw(chart_of: Callable[[Courses], Chart], found: Courses, beside: Courses |
         chart.description,
         x_axis(x, bottom, found.axis, top=_TOP),
         *drawn,
-        svg.group(_hover(chart, x, bottom), class_="hits"),
+        svg.group(*_hover(chart, x, bottom), class_="hits"),
     )
 
 
-def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> Scale:
+def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> AxisScale:
+    """Return the vertical scale of a panel that includes ``values``."""
     low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
-    return Scale(low, high if panel.most is None else min(high, panel.most), bottom, top)
+    return AxisScale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
 
-def draw_panel(places: Sequence[Place], panel: Panel, x: Scale, y: Scale) -> Markup:
-    """Its axis, what it holds, and the names of that."""
-    at = [x(place.last) for place in places]
+def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale) -> Markup:
+    """Draw the axis, data and labels of a panel."""
+    at = [x(bin_.last) for bin_ in bins]
     return svg.group(
-        [
-            y_axis(y, x.start, x.stop, most=panel.ticks + 1),
-            svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
-            *_draw_parts(places, panel.parts, x, y),
-            svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
-            *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
-            *(_draw_line(line, places, x, y, is_column=bool(panel.parts)) for line in panel.lines),
-            beside_lines(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
-            beside_areas(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
-        ]
+        y_axis(y, x.start, x.stop, most=panel.ticks + 1),
+        svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
+        *_draw_parts(bins, panel.parts, x, y),
+        svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
+        *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
+        *(_draw_line(line, bins, x, y, is_column=bool(panel.parts)) for line in panel.lines),
+        draw_line_names(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
+        draw_area_names(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
     )
 
 
-def _draw_line(line: Line, places: Sequence[Place], x: Scale, y: Scale, *, is_column: bool) -> Markup:
-    ends = [sum(edges(place, x)) / 2 if is_column else x(place.last) for place in places]
+def _draw_line(
+    line: ChartLine, bins: Sequence[AxisBin], x: AxisScale, y: AxisScale, *, is_column: bool
+) -> Markup:
+    ends = [sum(edges(bin_, x)) / 2 if is_column else x(bin_.last) for bin_ in bins]
     points = [
         None if value is None else (end, y(value)) for end, value in zip(ends, line.values, strict=True)
     ]
@@ -149,14 +153,14 @@ def _draw_line(line: Line, places: Sequence[Place], x: Scale, y: Scale, *, is_co
     if line.look == "dots":
         return svg.path(svg.dots(known), "dot small")
     if line.look == "steps":
-        return svg.path(svg.steps(x(places[0].first - 1), known), "line") if known else Markup("")
+        return svg.path(svg.steps(x(bins[0].first - 1), known), "line") if known else Markup("")
     return svg.curve(points, line.look)
 
 
-def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: Scale, index: int) -> Markup:
+def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: AxisScale, index: int) -> Markup:
     known = [
-        (place, y(high), y(low))
-        for place, low, high in zip(at, *band, strict=True)
+        (bin_, y(high), y(low))
+        for bin_, low, high in zip(at, *band, strict=True)
         if low is not None and high is not None
     ]
     if not known:
@@ -165,23 +169,25 @@ def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: Scale, index
     return svg.path(svg.fan(ends, upper, lower), "fan inner" if index else "fan")
 
 
-def _draw_parts(places: Sequence[Place], parts: Sequence[Part], x: Scale, y: Scale) -> Iterator[Markup]:
+def _draw_parts(
+    bins: Sequence[AxisBin], parts: Sequence[StackedPart], x: AxisScale, y: AxisScale
+) -> Iterator[Markup]:
     stacks = [stack(values) for values in zip(*(part.values for part in parts), strict=True)]
     for index, part in enumerate(parts):
-        columns = zip(places, stacks, strict=True)
-        yield svg.path("".join(column(place, of[index], x, y) for place, of in columns), part.look)
+        columns = zip(bins, stacks, strict=True)
+        yield svg.path("".join(column(bin_, of[index], x, y) for bin_, of in columns), part.look)
         if part.striped:
             feet = [of[index][0] for of in stacks]
             stripes = "".join(
-                f"M{number(sum(edges(place, x)) / 2)} {number(y(foot))}V{number(y(foot + size))}"
-                for place, foot, size in zip(places, feet, part.striped, strict=True)
+                f"M{number(sum(edges(bin_, x)) / 2)} {number(y(foot))}V{number(y(foot + size))}"
+                for bin_, foot, size in zip(bins, feet, part.striped, strict=True)
                 if size
             )
-            width = min(edges(place, x)[1] - edges(place, x)[0] for place in places)
+            width = min(edges(bin_, x)[1] - edges(bin_, x)[0] for bin_ in bins)
             yield svg.path(stripes, "hatch", stroke_width=width)
 
 
-def _line_labels(panel: Panel, y: Scale) -> list[Label]:
+def _line_labels(panel: Panel, y: AxisScale) -> list[Label]:
     labels = []
     for line in panel.lines:
         known = [value for value in line.values if value is not None]
@@ -191,7 +197,7 @@ def _line_labels(panel: Panel, y: Scale) -> list[Label]:
     return labels
 
 
-def _part_labels(panel: Panel, y: Scale) -> list[Label]:
+def _part_labels(panel: Panel, y: AxisScale) -> list[Label]:
     if not panel.parts:
         return []
     labels = []
@@ -204,26 +210,28 @@ def _part_labels(panel: Panel, y: Scale) -> list[Label]:
     return labels
 
 
-def _hover(chart: Chart, x: Scale, bottom: float) -> Iterator[Markup]:
-    """Over every place, what its values are."""
-    for index, place in enumerate(chart.found.places):
-        named: list[Line | Part] = [
-            one for panel in chart.panels for group in (panel.lines, panel.parts) for one in group
-        ]
-        said = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
-        left, right = x(place.first - 1), x(place.last)
-        if chart.panels[0].lines and not chart.panels[0].parts:  # a point of a line lies at its place's end
+def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
+    """Yield an invisible rectangle per bin, whose tooltip shows the values."""
+    named: list[ChartLine | StackedPart] = []
+    for panel in chart.panels:
+        named += [*panel.lines, *panel.parts]
+    # A point of a line lies at the end of its bin, a column covers the bin.
+    is_line = chart.panels[0].lines and not chart.panels[0].parts
+    for index, bin_ in enumerate(chart.found.bins):
+        values = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
+        left, right = x(bin_.first - 1), x(bin_.last)
+        if is_line:
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
-        title = svg.element("title", f"{chart.found.axis} {place}: {said}")
+        title = svg.element("title", f"{chart.found.axis} {bin_}: {values}")
         yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
 
 
-# --- stacked columns ------------------------------------------------------------------------------
+# --- stacked columns --------------------------------------------------------------------------------
 
 
 def stack(values: Sequence[float | None]) -> list[Segment]:
-    """Where each part begins and ends, counted from 0; what is unknown takes no room."""
+    """Return (start, end) of each part of a column; an unknown part has no height."""
     above = below = 0.0
     found = []
     for value in values:
@@ -237,51 +245,62 @@ def stack(values: Sequence[float | None]) -> list[Segment]:
     return found
 
 
-def edges(place: Place, x: Scale) -> tuple[float, float]:
-    """Left and right of a column, with a gap where there is room for one."""
-    left, right = x(place.first - 1), x(place.last)
+def edges(bin_: AxisBin, x: AxisScale) -> tuple[float, float]:
+    """Return the left and right edge of a column, with a gap if it is wide enough."""
+    left, right = x(bin_.first - 1), x(bin_.last)
     gap = 1.0 if right - left > 6 else 0.0
     return left + gap, right - gap
 
 
-def column(place: Place, segment: Segment, x: Scale, y: Scale) -> str:
-    """The commands of one part of a column; nothing if it is too small to be seen."""
-    left, right = edges(place, x)
+def column(bin_: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
+    """Return the path of one part of a column, empty if it is too small to be visible."""
+    left, right = edges(bin_, x)
     bottom, top = y(segment[0]), y(segment[1])
     if abs(bottom - top) < 0.05:
         return ""
     return f"M{number(left)} {number(bottom)}V{number(top)}H{number(right)}V{number(bottom)}z"
 
 
-# --- rows over one axis: a name on the left, a strip over the places, what it comes to on the right ---
+# --- strips: name on the left, data over the axis, value on the right -------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
+class Strip(NamedTuple):
+    """One row of a picture: name, content over the axis, and value."""
+
     name: str
-    draw: Callable[[Scale, float], Iterable[Markup]]
-    """What lies on it, by the scale of the axis and the height of its upper edge."""
+    draw: Callable[[AxisScale, float], Iterable[Markup]]
+    """Draws the content, given the horizontal scale and the top of the strip."""
     value: str
     is_strong: bool
-    """Whether the value stands out."""
+    """Whether the value is emphasised."""
     title: str = ""
-    """What is said under the mouse."""
+    """Tooltip."""
 
 
-@dataclass(frozen=True, slots=True)
-class Strips:
+class Strips(NamedTuple):
+    """Layout of a picture of strips."""
+
     left: float
-    """Room for the names."""
+    """Width of the names."""
     right: float
-    """Room for the values."""
+    """Width of the values."""
     height: float
     gap: float = 0.0
 
     def draw(
         self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True
     ) -> Markup:
-        """The picture; ``end`` is where its axis ends, ``grid`` draws lines up from its ticks."""
-        x = Scale(0, end, self.left, svg.WIDTH - self.right)
+        """Draw the strips as one picture.
+
+        Args:
+            title: Title of the picture.
+            description: Text for screen readers.
+            axis: Name of the axis.
+            end: End of the axis.
+            rows: Strips from top to bottom.
+            grid: Draw vertical grid lines.
+        """
+        x = AxisScale(0, end, self.left, svg.WIDTH - self.right)
         step = self.height + self.gap
         bottom = _FIRST + step * len(rows)
         return svg.drawing(
@@ -292,13 +311,11 @@ class Strips:
             *(self._draw_row(row, x, _FIRST + step * index) for index, row in enumerate(rows)),
         )
 
-    def _draw_row(self, row: Strip, x: Scale, top: float) -> Markup:
+    def _draw_row(self, row: Strip, x: AxisScale, top: float) -> Markup:
         baseline = top + self.height / 2 + 5
         return svg.group(
-            [
-                svg.element("title", row.title) if row.title else "",
-                svg.text(x.start - 8, baseline, svg.shorten(row.name, _LETTERS), "", "end"),
-                *row.draw(x, top),
-                svg.text(x.stop + 8, baseline, row.value, "strong" if row.is_strong else "dim"),
-            ]
+            svg.element("title", row.title) if row.title else "",
+            svg.text(x.start - 8, baseline, svg.shorten(row.name, _LETTERS), "", "end"),
+            *row.draw(x, top),
+            svg.text(x.stop + 8, baseline, row.value, "strong" if row.is_strong else "dim"),
         )

@@ -1,6 +1,6 @@
-"""What the network looks like: swim-lanes of the slots under the score of one episode, on one axis.
+"""Swim-lanes of the slots below the score of one episode, on one axis.
 
-Colour is stage, the filled height of a bar is the seed's blend weight alpha.
+Colour shows the stage; the filled height of a bar shows the blend weight alpha.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,14 +11,14 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, x_axis
-from esper.karn.drawing.chart import Line, Panel, draw_panel, panel_scale
+from esper.karn.drawing.axes import AxisScale, x_axis
+from esper.karn.drawing.chart import ChartLine, Panel, draw_panel, panel_scale
 from esper.karn.drawing.picture import Picture
-from esper.karn.episodes import SeedHistory
 from esper.karn.metric import Metric
 from esper.karn.palette import LOOKS
-from esper.karn.questions.lanes import Lane, Lanes, Span
-from esper.karn.questions.places import Courses
+from esper.karn.questions.series import Series
+from esper.karn.questions.slot_lanes import Lane, Lanes, Span
+from esper.karn.seed_histories import SeedHistory
 from esper.leyline.rows import TransitionRow
 from esper.leyline.stages import COOLING_STAGES, Stage
 
@@ -29,17 +29,17 @@ _LANE: Final = 46.0
 _BAR_TOP: Final = 14.0
 _BAR: Final = 25.0
 _NAME_LETTERS: Final = 12
-"""Of a slot's name; the rest is in the table."""
+"""Largest number of characters of a slot's name in the picture."""
 _MOST_GUIDES: Final = 16
-"""More lines up to the score would hide it."""
+"""Limit of guide lines; more would hide the score."""
 
 
-def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
-    """The picture of an episode, on axes that hold the one beside it too."""
-    both = [found] if beside is None else [found, beside]
+def draw_lanes(found: Lanes, compared: Lanes | None = None) -> Picture:
+    """Draw the lanes of an episode, on axes that include a second episode if given."""
+    both = [found] if compared is None else [found, compared]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
-    x = Scale(0, max(one.horizon for one in both), left, _RIGHT)
+    x = AxisScale(0, max(one.horizon for one in both), left, _RIGHT)
     bottom = _FIRST_LANE + _LANE * len(found.lanes)
     tops = [_FIRST_LANE + _LANE * index for index in range(len(found.lanes))]
     seeds = [seed for lane in found.lanes for seed in lane.seeds]
@@ -61,15 +61,10 @@ def draw_lanes(found: Lanes, beside: Lanes | None = None) -> Picture:
 
 def _cells(seed: SeedHistory, metric: Metric) -> list[str]:
     fate = seed.fate if seed.fate == "alive" else f"{seed.fate} after {seed.fate_epoch}"
-    return [
-        seed.slot,
-        seed.blueprint,
-        str(seed.germinated_at),
-        seed.course,
-        f"{fate}: {seed.reason}" if seed.reason else fate,
-        metric.gain_with_error(seed.contribution, seed.contribution_error),
-        notation.count(seed.params),
-    ]
+    fate = f"{fate}: {seed.reason}" if seed.reason else fate
+    worth = metric.gain_with_error(seed.contribution, seed.contribution_error)
+    about = [seed.slot, seed.blueprint, str(seed.germinated_at), seed.course]
+    return [*about, fate, worth, notation.count(seed.params)]
 
 
 def _describe(found: Lanes) -> str:
@@ -87,13 +82,13 @@ def _caption(found: Lanes) -> str:
     height = "The filled height of a bar is alpha." if known else "Alpha was not recorded: bars are full."
     twin = "" if found.last_scores[1] is None else " Dotted line: the do-nothing twin."
     return (
-        f"{found.name.capitalize()}. {height}{twin} Beside a slot: {found.metric.lost} without its"
+        f"{found.name.capitalize()}. {height}{twin} Right of a slot: {found.metric.lost} without its"
         " seed, and the seed's parameters."
     )
 
 
 def _draw_key(found: Lanes, baseline: float) -> Markup:
-    """The stages and marks that occur, one after the other."""
+    """Draw the legend of the stages and marks that occur."""
     stages = {span.stage for lane in found.lanes for span in lane.spans} - COOLING_STAGES
     marks = {Stage(mark.to_stage) for lane in found.lanes for mark in lane.marks}
     parts, x = [], 6.0
@@ -108,14 +103,14 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
             name = stage.name.lower()
             parts.append(svg.text(x + 12, baseline, name, "dim"))
             x += svg.width_of(name) + 22
-    return svg.group(parts)
+    return svg.group(*parts)
 
 
-# --- the score ------------------------------------------------------------------------------------
+# --- score ------------------------------------------------------------------------------------------
 
 
-def _draw_scores(found: Lanes, x: Scale, held: Sequence[Courses]) -> Iterator[Markup]:
-    """The scores of the episode, on an axis that holds all of ``held``."""
+def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator[Markup]:
+    """Draw the scores of the episode, on an axis that includes all series of ``held``."""
     scores = found.scores
     if scores is None:
         return
@@ -124,20 +119,20 @@ def _draw_scores(found: Lanes, x: Scale, held: Sequence[Courses]) -> Iterator[Ma
     if not values:
         return
     y = panel_scale(panel, values, *_SCORES)
-    yield draw_panel(scores.places, panel, x, y)
+    yield draw_panel(scores.bins, panel, x, y)
     yield from _guides(found, scores, x, y)
 
 
-def _panel(scores: Courses) -> Panel:
+def _panel(scores: Series) -> Panel:
     metric = scores.metric
-    lines = [Line("twin", scores["twin"], metric.text, "twin")]
-    lines.append(Line(metric.name, scores["score"], metric.text))
+    lines = [ChartLine("twin", scores["twin"], metric.text, "twin")]
+    lines.append(ChartLine(metric.name, scores["score"], metric.text))
     bands = [] if None in scores["twin"] else [(scores["twin"], scores["score"])]
     return Panel(_SCORES[1] - _SCORES[0], lines, bands, near=0.0, most=metric.most)
 
 
-def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Markup]:
-    """From where a seed became permanent up to the score it had then."""
+def _guides(found: Lanes, scores: Series, x: AxisScale, y: AxisScale) -> Iterator[Markup]:
+    """Draw a line from every fossilization up to the score at that epoch."""
     kept = [
         (index, mark.epoch)
         for index, lane in enumerate(found.lanes)
@@ -146,7 +141,7 @@ def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Marku
     ]
     if len(kept) > _MOST_GUIDES:
         return
-    score_at = {place.last: score for place, score in zip(scores.places, scores["score"], strict=True)}
+    score_at = {bin_.last: score for bin_, score in zip(scores.bins, scores["score"], strict=True)}
     for index, epoch in kept:
         score = score_at.get(epoch)
         if score is not None:
@@ -155,26 +150,24 @@ def _guides(found: Lanes, scores: Courses, x: Scale, y: Scale) -> Iterator[Marku
             yield svg.element("circle", cx=x(epoch), cy=y(score), r=4, class_="mark fossilized")
 
 
-# --- the slots ------------------------------------------------------------------------------------
+# --- slots ------------------------------------------------------------------------------------------
 
 
-def _draw_lane(lane: Lane, metric: Metric, x: Scale, top: float) -> Markup:
+def _draw_lane(lane: Lane, metric: Metric, x: AxisScale, top: float) -> Markup:
     bar = top + _BAR_TOP
     middle = bar + _BAR / 2
     return svg.group(
-        [
-            svg.path(_gaps(lane, x, middle), "empty"),
-            svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
-            *(_draw_span(span, x, bar) for span in lane.spans),
-            *_seed_names(lane, x, middle + 5),
-            *(_mark(one, lane.slot, x(one.epoch), bar - 3) for one in lane.marks),
-            *_worth(lane, metric, middle),
-        ]
+        svg.path(_gaps(lane, x, middle), "empty"),
+        svg.text(x.start - 8, middle + 5, svg.shorten(lane.slot, _NAME_LETTERS), "", "end"),
+        *(_draw_span(span, x, bar) for span in lane.spans),
+        *_seed_names(lane, x, middle + 5),
+        *(_mark(one, lane.slot, x(one.epoch), bar - 3) for one in lane.marks),
+        *_worth(lane, metric, middle),
     )
 
 
-def _gaps(lane: Lane, x: Scale, middle: float) -> str:
-    """Where the slot is empty."""
+def _gaps(lane: Lane, x: AxisScale, middle: float) -> str:
+    """Return the path of the epochs in which the slot is empty."""
     ends = [0.0, *(float(span.end) for span in lane.spans)]
     starts = [*(float(span.start) for span in lane.spans), x.high]
     return "".join(
@@ -184,7 +177,7 @@ def _gaps(lane: Lane, x: Scale, middle: float) -> str:
     )
 
 
-def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
+def _draw_span(span: Span, x: AxisScale, bar: float) -> Markup:
     start, end = x(span.start), x(span.end)
     name = span.stage.name.lower()
     if span.stage in COOLING_STAGES:
@@ -203,7 +196,7 @@ def _draw_span(span: Span, x: Scale, bar: float) -> Markup:
 
 
 def _texture(stage: Stage, start: float, end: float, top: float, height: float) -> Markup:
-    """What tells stages apart without colour: training and holding are striped."""
+    """Draw the stripes that mark training and holding without colour."""
     if stage not in (Stage.TRAINING, Stage.HOLDING):
         return Markup("")
     middle = svg.number(top + height / 2)
@@ -211,8 +204,8 @@ def _texture(stage: Stage, start: float, end: float, top: float, height: float) 
     return svg.path(f"M{svg.number(start)} {middle}H{svg.number(end)}", look, stroke_width=height)
 
 
-def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
-    """Each seed's blueprint where its bar is full or, if it is nowhere long enough, over it or behind it."""
+def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
+    """Draw each blueprint on its solid span; if that is too short, across all its spans, or after them."""
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, next_starts, strict=False):
         start, end, room = x(seed.germinated_at), x(seed.end), svg.width_of(seed.blueprint) + 12
@@ -227,12 +220,12 @@ def _seed_names(lane: Lane, x: Scale, baseline: float) -> Iterator[Markup]:
 
 
 def _is_solid(span: Span) -> bool:
-    """Whether a text on it lies on one colour."""
+    """Return whether the span has one solid colour."""
     return span.stage is Stage.FOSSILIZED and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
 
 
 def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
-    """What the seed that the slot holds at the end contributes, and its size."""
+    """Draw contribution and size of the seed in the slot at the end."""
     held = [seed for seed in lane.seeds if seed.fate in ("fossilized", "alive")]
     if not held:
         yield svg.text(_RIGHT + 8, middle + 5, notation.UNKNOWN, "dim")
@@ -243,23 +236,23 @@ def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
     yield svg.text(_RIGHT + 8, middle + 14, f"{notation.count(seed.params)} params", "dim")
 
 
-# --- marks, as shapes so that they look alike in every font ---------------------------------------
+# --- marks, drawn as shapes because glyphs differ between fonts -------------------------------------
 
 
 def _mark(move: TransitionRow, slot: str, x: float, y: float) -> Markup:
-    """Germinated is a ring, fossilized a diamond, pruned a pair of scissors; hovering tells why."""
+    """Draw a transition as a ring (germinated), diamond (fossilized) or scissors (pruned), with a tooltip."""
     stage = Stage(move.to_stage)
     label = f"{slot} {stage.name.lower()} after epoch {move.epoch} ({move.cause}): {move.reason}"
-    return svg.group([_shape(stage, x, y), svg.element("title", label)])
+    return svg.group(_shape(stage, x, y), svg.element("title", label))
 
 
 def _shape(stage: Stage, x: float, y: float) -> Markup:
-    """The shape alone, about ten units wide around its place."""
+    """Draw the shape of a stage, about ten units wide."""
     if stage is Stage.GERMINATED:
         return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
     if stage is Stage.FOSSILIZED:
         return svg.path(f"M{svg.number(x)} {svg.number(y - 6)}l6 6l-6 6l-6 -6z", "mark fossilized")
-    # Scissors: two blades that cross, each with its grip below.
+    # Scissors: two crossing blades with grips below.
     blades = f"M{svg.number(x - 4)} {svg.number(y - 6)}l5.6 8.6m2.4 -8.6l-5.6 8.6"
     grips = "".join(
         f"M{svg.number(x + side - 1.8)} {svg.number(y + 4.2)}a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0 -3.6 0"

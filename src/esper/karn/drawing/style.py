@@ -1,6 +1,6 @@
-"""The one stylesheet of all drawings: inks, text and what the classes of their shapes mean.
+"""Stylesheet of all drawings: colours, text, and the classes of shapes.
 
-A page puts each drawing into an element of class ``picture``; where that is narrow, text is drawn larger.
+A page puts each drawing into an element of class ``picture``; text is larger where that element is narrow.
 """
 
 from typing import Final
@@ -54,18 +54,18 @@ vector-effect:non-scaling-stroke}
 .esper .empty{stroke:var(--grid);stroke-width:2}
 """
 LEVELS: Final = 10
-"""Shades of ink for fractions, ``shade-0`` to ``shade-10``."""
+"""Number of shades for fractions, ``shade-0`` to ``shade-10``."""
 _PART_OPACITIES: Final = (0.72, 0.46, 0.28, 0.15, 0.6, 0.36)
-"""Shades of ink for parts that are neither stage nor severity, ``part-0`` and so on."""
+"""Opacities of parts without a stage or severity, ``part-0`` and so on."""
 
 
 def part_look(index: int) -> str:
-    """The class of the part at this place of a stack."""
+    """Return the CSS class of a part by its index in the stack."""
     return f"part part-{index % len(_PART_OPACITIES)}"
 
 
 def shade_look(fraction: float) -> str:
-    """The class of a cell that shows a fraction."""
+    """Return the CSS class of a cell that shows a fraction."""
     return f"shade-{round(min(max(fraction, 0.0), 1.0) * LEVELS)}"
 
 
@@ -77,17 +77,11 @@ def _coloured() -> str:
     rules += [
         f".esper .part-{index}{{fill-opacity:{opacity}}}" for index, opacity in enumerate(_PART_OPACITIES)
     ]
-    rules += [
-        f".esper .{stage.name.lower()}{{fill:var({stage_variable(stage)})}}"
-        f".esper .{stage.name.lower()}-line{{stroke:var({stage_variable(stage)})}}"
-        for stage in LOOKS
-    ]
-    rules += [
-        f".esper .{severity}{{fill:var(--{severity})}}.esper .{severity}-line{{stroke:var(--{severity})}}"
-        for severity in SEVERITIES
-    ]
+    colours = {stage.name.lower(): stage_variable(stage) for stage in LOOKS}
+    for name, colour in (colours | {severity: f"--{severity}" for severity in SEVERITIES}).items():
+        rules.append(f".esper .{name}{{fill:var({colour})}}.esper .{name}-line{{stroke:var({colour})}}")
     return "\n".join(rules) + "\n"
 
 
 STYLE: Final = css_variables() + _SHAPES + _coloured()
-"""What every page that shows a drawing must hold."""
+"""Stylesheet that every page with a drawing must include."""

@@ -1,4 +1,4 @@
-"""SVG as text: elements with escaped content, and coordinates that take little room."""
+"""SVG elements as text, with escaped content and short coordinates."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ from typing import Final
 from markupsafe import Markup
 
 WIDTH: Final = 640.0
-"""Of every drawing, in its own units; a page scales it."""
+"""Width of every drawing in its own units; a page scales it."""
 LETTER: Final = 9.6
-"""Widest a letter gets on average, in units: text is drawn larger where the page is narrow."""
+"""Upper bound of the mean character width, for the larger text of narrow pages."""
 LINE: Final = 17.0
-"""Height of a line of that text."""
+"""Line height of that text."""
 
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -21,13 +21,13 @@ Point = tuple[float, float]
 
 
 def number(value: float) -> str:
-    """A coordinate with at most one decimal."""
+    """Format a coordinate with at most one decimal."""
     text = f"{value:.1f}"
     return "0" if text == "-0.0" else text.removesuffix(".0")
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
-    """One element; attributes that are None are left out, ``class_`` is class, ``_`` in names is ``-``."""
+    """Return an element; attributes of None are left out, ``class_`` becomes class, ``_`` becomes ``-``."""
     parts = [tag]
     for name, value in attributes.items():
         if value is not None:
@@ -41,18 +41,18 @@ def element(tag: str, *children: str, **attributes: str | float | None) -> Marku
 
 
 def _clean(text: str, *, quote: bool = False) -> str:
-    """Escaped, and without the characters that XML cannot hold."""
+    """Escape text and remove characters that XML forbids."""
     return escape(_FORBIDDEN.sub("", text), quote=quote)
 
 
-def group(children: Iterable[str], **attributes: str | float | None) -> Markup:
-    """Elements that belong together; nothing if there are none."""
+def group(*children: str, **attributes: str | float | None) -> Markup:
+    """Group elements; empty if there are none."""
     inside = "".join(children)
     return element("g", Markup(inside), **attributes) if inside else Markup("")
 
 
 def drawing(height: float, title: str, description: str, *children: str) -> Markup:
-    """A whole picture, ``WIDTH`` units wide, with what a screen reader says about it."""
+    """Return a drawing ``WIDTH`` units wide, with title and description for screen readers."""
     return element(
         "svg",
         element("title", title),
@@ -66,7 +66,7 @@ def drawing(height: float, title: str, description: str, *children: str) -> Mark
 
 
 def text(x: float, y: float, content: str, class_: str = "", anchor: str | None = None) -> Markup:
-    """A line of text; ``y`` is its baseline, ``anchor`` is middle or end where it is not start."""
+    """Return a line of text; ``y`` is the baseline, ``anchor`` is "middle", "end" or None for start."""
     return element("text", content, x=x, y=y, class_=class_ or None, text_anchor=anchor)
 
 
@@ -75,7 +75,7 @@ def rectangle(x: float, y: float, width: float, height: float, class_: str | Non
 
 
 def path(commands: str, class_: str, *children: str, **attributes: str | float | None) -> Markup:
-    """A path; nothing if it has no commands."""
+    """Return a path; empty without commands."""
     if not commands:
         return Markup("")
     return element("path", *children, d=commands, class_=class_, **attributes)
@@ -86,12 +86,12 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def polyline(points: Iterable[Point]) -> str:
-    """The commands of a line through points."""
+    """Return the path commands of a line through points."""
     return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
 
 
 def curve(points: Sequence[Point | None], class_: str) -> Markup:
-    """A line that is interrupted where a point is unknown; a point without known neighbours is a dot."""
+    """Draw a line with gaps at unknown points; an isolated point becomes a dot."""
     parts = [list(part) for is_known, part in groupby(points, lambda point: point is not None) if is_known]
     known = [[point for point in part if point is not None] for part in parts]
     lines = "".join(polyline(part) for part in known if len(part) > 1)
@@ -100,29 +100,29 @@ def curve(points: Sequence[Point | None], class_: str) -> Markup:
 
 
 def steps(start: float, points: Sequence[Point]) -> str:
-    """The commands of a line that has each point's height from the point before up to it."""
+    """Return the path commands of a step line whose height between two points is that of the second."""
     commands = f"M{number(start)} {number(points[0][1])}" if points else ""
     return commands + "".join(f"V{number(y)}H{number(x)}" for x, y in points)
 
 
-def fan(places: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
-    """The commands of the area between two lines over places; a single place is drawn a little wide."""
-    if len(places) == 1:
-        places, upper, lower = [places[0] - 5, places[0] + 5], [upper[0]] * 2, [lower[0]] * 2
-    outline = [*zip(places, upper, strict=True), *reversed(list(zip(places, lower, strict=True)))]
+def fan(positions: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
+    """Return the path commands of the area between two lines; a single point is widened."""
+    if len(positions) == 1:
+        positions, upper, lower = [positions[0] - 5, positions[0] + 5], [upper[0]] * 2, [lower[0]] * 2
+    outline = [*zip(positions, upper, strict=True), *reversed(list(zip(positions, lower, strict=True)))]
     return polyline(outline) + "z"
 
 
 def dots(points: Iterable[Point]) -> str:
-    """The commands of lines of no length, which the caps of lines make dots."""
+    """Return the path commands of zero-length lines, drawn as dots by their line caps."""
     return "".join(f"M{number(x)} {number(y)}h0" for x, y in points)
 
 
 def width_of(content: str) -> float:
-    """How much room a text takes at most, as a rule."""
+    """Return an upper estimate of the width of a text."""
     return LETTER * len(content)
 
 
 def shorten(content: str, letters: int) -> str:
-    """A text of at most so many letters."""
+    """Shorten a text to at most ``letters`` characters."""
     return content if len(content) <= letters else content[: max(letters - 1, 0)] + "…"

@@ -1,1 +1,1 @@
-"""The page of a run, from one set of templates: as a file (``esper report``) or live (``esper serve``)."""
+"""Page of a run, rendered from templates to a file (``esper report``) or by the server (``esper serve``)."""

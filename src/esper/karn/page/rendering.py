@@ -1,4 +1,4 @@
-"""The templates, and the notation that they write numbers in. Text is escaped, None reads "–"."""
+"""Templates of the pages, with number formats as filters. Text is escaped; None is shown as "–"."""
 
 from functools import cache
 from importlib.resources import files
@@ -11,24 +11,25 @@ from esper.karn import notation
 from esper.karn.drawing.picture import numeric_columns
 from esper.karn.drawing.style import STYLE
 from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
-from esper.karn.questions.progress import done_text
+from esper.karn.questions.overview import done_text
 
 TREND: Final = 16
-"""Letters of a trend, at most."""
+"""Largest number of characters of a trend."""
 
 
 def render_page(template: str, **content: Any) -> str:
+    """Render a template as a whole page."""
     return _environment().get_template(template).render(content)
 
 
 def render(template: str, **content: Any) -> Markup:
-    """A part of a page, which is not escaped again."""
+    """Render a part of a page as markup that is not escaped again."""
     return Markup(render_page(template, **content))
 
 
 @cache
 def style() -> str:
-    """The one stylesheet of all pages: figures, page, glyphs in the colours of their stages."""
+    """Return the stylesheet of all pages: figures, layout, and glyphs in the colours of their stages."""
     glyphs = "".join(f".glyph.{one.name.lower()}{{color:var({stage_variable(one)})}}" for one in LOOKS)
     marks = "".join(
         f'.alert-{name}::before{{content:"{look.glyph} ";color:var(--{name})}}'
@@ -48,13 +49,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "clock": notation.clock,
-        "count": notation.count,
+        **{name: getattr(notation, name) for name in ("clock", "count", "factor", "significant")},
         "done": done_text,
-        "factor": notation.factor,
         "glyph": lambda stage: LOOKS[stage].glyph,
         "numeric": numeric_columns,
-        "significant": notation.significant,
         "trend": lambda scores: notation.trend(scores, TREND, low=0.0),
     }
     environment.globals["style"] = style
@@ -62,7 +60,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """What is unknown as such, and a number on one line with its interval."""
+    """Show None as "–", and keep a value and its interval on one line."""
     if value is None:
         return notation.UNKNOWN
     if isinstance(value, str) and not hasattr(value, "__html__"):

@@ -1,19 +1,18 @@
-"""The sections of a run's page. Report and server ask for the same ones; both get them as HTML."""
+"""Sections of a run's page as HTML, shared by report and server."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
 from esper.karn import notation
-from esper.karn.conclusion import comparison_text, conclude, gain_text
-from esper.karn.diary import diary_of
 from esper.karn.figures import FIGURES, figure_named
+from esper.karn.headline import comparison_text, conclude, gain_text
 from esper.karn.metric import SCORE, metric_of
-from esper.karn.outcome import Result, compare, differences, flat, result
+from esper.karn.narrative import narrative_of
 from esper.karn.page.rendering import render
-from esper.karn.questions.episodes import (
+from esper.karn.questions.cost_comparison import verdict_picture
+from esper.karn.questions.episode_selection import (
     THIS_EPISODE,
     EpisodeKey,
     default_episode,
@@ -23,13 +22,13 @@ from esper.karn.questions.episodes import (
     notable_episodes,
 )
 from esper.karn.questions.overview import overview
-from esper.karn.questions.verdict import verdict_picture
 from esper.karn.run import Run
+from esper.karn.run_result import Result, compare, differences, flat, result
 from esper.leyline.errors import EsperError
 from esper.leyline.rows import EpisodeRow, RunRow
 
 MOST_DIARIES: Final = 10
-"""Episodes of a run that a report tells; of a training it tells the best."""
+"""Largest number of episodes whose narrative a report contains; a training reports only its best episode."""
 SHOWN: Final = tuple(figure.key for figure in FIGURES)
 TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
     "conclusion": "What does it come to?",
@@ -41,95 +40,103 @@ TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
 }
 ORIGIN: Final = ("configuration", "environment")
 OF_EPISODE: Final = ("lanes", "diary")
-"""Sections about one episode."""
+"""Sections that show one episode."""
 KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN[SHOWN.index("lanes") + 1 :])
-"""Sections of a page in their order, before what was set."""
+"""Keys of the sections in page order, without the settings."""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """One element of a page; a served one names the address that it is renewed from."""
+class Section(NamedTuple):
+    """One HTML element of a page; a served section has the address from which the browser reloads it."""
 
     key: str
     body: Markup
     tag: str = "section"
     look: str = "panel"
     side: str = ""
-    """Tells the two sections of one key apart, where runs stand side by side."""
+    """Suffix of the id that distinguishes the sections of two runs shown side by side."""
     source: str = ""
     runs: str = ""
-    """Ids of the runs that it is about."""
+    """Ids of the runs that the section shows."""
 
     @property
     def of_episode(self) -> bool:
         return self.key in OF_EPISODE
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Sections that stand in one grid."""
+class Group(NamedTuple):
+    """Sections in one grid."""
 
     look: str
     sections: Sequence[Section]
 
 
 def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
-    """A section of one of the kinds that the template knows."""
+    """Render a section of one of the kinds defined in ``section.html``."""
     return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **more)
 
 
 def empty(key: str) -> Markup:
-    """A section that is loaded when somebody comes to it."""
+    """Return a section with only its title, which the browser loads later."""
     return Markup("<h2>{}</h2>").format(TITLES[key])
 
 
 def head(run: Run, name: str, *, served: bool) -> Markup:
-    """What is run, how far it is, and what is wrong."""
+    """Render the head of the page: name, progress, score and open alerts."""
     return render("head.html", overview=overview(run), name=name, served=served)
 
 
-def run_section(run: Run, key: str, episode: EpisodeKey | None = None, beside: Run | None = None) -> Markup:
-    """A section of a served page: of the chosen episode and beside another run, if there are any."""
+def run_section(run: Run, key: str, episode: EpisodeKey | None = None, compared: Run | None = None) -> Markup:
+    """Render a section of a served page.
+
+    Args:
+        run: Run to show.
+        key: Key of the section.
+        episode: Episode to show; None shows the default episode.
+        compared: Second run whose values the axes include.
+    """
     if key == "conclusion":
         return section(key, "conclusion", conclude(run))
     if key in ORIGIN:
         return section(key, "pairs", settings(run.row, key))
     if key not in OF_EPISODE:
-        return section(key, "figure", figure_named(key).answer(run, beside=beside))
+        return section(key, "figure", figure_named(key).answer(run, compared=compared))
     shown = default_episode(run) if episode is None else episode
-    choice = chooser(run, shown) if shown and key == "lanes" and beside is None else None
-    return _of_episodes(run, key, [] if shown is None else [("", shown)], beside, chooser=choice)
+    choice = chooser(run, shown) if shown and key == "lanes" and compared is None else None
+    return _of_episodes(run, key, [] if shown is None else [("", shown)], compared, chooser=choice)
 
 
 def _of_episodes(
-    run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], beside: Run | None = None, **more: Any
+    run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], compared: Run | None = None, **more: Any
 ) -> Markup:
-    """The lanes or the diaries of episodes, each with its heading."""
+    """Render the lanes or the narratives of episodes, each with its heading."""
     if key == "lanes":
-        lanes = [(title, figure_named(key).answer(run, episode, beside)) for title, episode in episodes]
+        lanes = [(title, figure_named(key).answer(run, episode, compared)) for title, episode in episodes]
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
-    told = [(title, diary_of(run, episode)) for title, episode in episodes]
-    return section(key, "episodes", told, **more)
+    notes = [(title, narrative_of(run, episode)) for title, episode in episodes]
+    return section(key, "episodes", notes, **more)
 
 
-def reported_lanes(run: Run) -> Markup:
-    """Of the episode that a run is shown by or, of a training, of its best, median and worst."""
-    return _of_episodes(run, "lanes", chosen_episodes(run))
+def reported_section(run: Run, key: str) -> Markup:
+    """Render a section of a report.
 
-
-def reported_diary(run: Run) -> Markup:
-    """Of the first episodes or, of a training, of its best."""
+    Lanes are of the default episode, or of the best, median and worst episode of a training. Narratives are
+    of the first episodes, or of the best episode of a training.
+    """
+    if key not in OF_EPISODE:
+        return run_section(run, key)
+    if key == "lanes":
+        return _of_episodes(run, key, chosen_episodes(run))
     if is_training(run):
-        return _of_episodes(run, "diary", chosen_episodes(run)[:1])
+        return _of_episodes(run, key, chosen_episodes(run)[:1])
     keys = [episode.key for episode in episodes(run)]
-    told = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
-    if len(told) == 1:
-        told = [("", keys[0])]
-    return _of_episodes(run, "diary", told, left=len(keys) - len(told))
+    notes = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+    if len(notes) == 1:
+        notes = [("", keys[0])]
+    return _of_episodes(run, "diary", notes, left=len(keys) - len(notes))
 
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
-    """The episodes to show, each with a heading unless it is the only one."""
+    """Return the episodes to show, each with a heading unless it is the only one."""
     if not is_training(run):
         key = default_episode(run)
         return [] if key is None else [("", key)]
@@ -142,27 +149,26 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
     return found
 
 
-# --- choosing an episode: by iteration or episode, then by environment, or step by step ---------------
+# --- episode selection ------------------------------------------------------------------------------
 
 
 Choice = tuple[str, str, bool]
-"""One entry of a list: its address, its text, and whether it is chosen."""
+"""One option: its address, its text, and whether it is selected."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chooser:
-    """What can be chosen beside the episode that is shown; addresses are as ``at`` of a page's query."""
+class Chooser(NamedTuple):
+    """Links to the other episodes; addresses are values of ``at`` in the query string."""
 
     before: str | None
     after: str | None
     groups: list[Choice]
-    """Iterations, or episodes where nothing is trained."""
+    """Iterations of a training, else episodes."""
     members: list[Choice]
-    """Environments and attempts of the same iteration or episode."""
+    """Environments and attempts of the selected iteration or episode."""
 
 
 def chooser(run: Run, shown: EpisodeKey) -> Chooser:
-    """For a page that shows this episode."""
+    """Return the links for a page that shows this episode."""
     found, metric = episodes(run), metric_of(run.row)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
@@ -176,23 +182,24 @@ def chooser(run: Run, shown: EpisodeKey) -> Chooser:
             for key, number, _ in reversed(first.values())
         ],
         members=[
-            (address(key), f"env {_member_name(key)} · {metric.text(score)}", key == shown)
+            (address(key), f"env {key.env}{_attempt(key)} · {metric.text(score)}", key == shown)
             for key, _, score in found
             if key in own
         ],
     )
 
 
-def _member_name(key: EpisodeKey) -> str:
-    return f"{key.env}, attempt {key.attempt + 1}" if key.attempt else str(key.env)
+def _attempt(key: EpisodeKey) -> str:
+    return f", attempt {key.attempt + 1}" if key.attempt else ""
 
 
 def address(key: Iterable[int]) -> str:
-    """An episode as a query names it."""
+    """Return an episode as the value of ``at`` in the query string."""
     return "-".join(map(str, key))
 
 
-def episode_at(text: str | None) -> EpisodeKey | None:
+def parse_episode(text: str | None) -> EpisodeKey | None:
+    """Parse ``at`` of the query string; None if it is empty. Raises ``EsperError``."""
     if not text:
         return None
     try:
@@ -202,11 +209,16 @@ def episode_at(text: str | None) -> EpisodeKey | None:
     return EpisodeKey(env, episode, attempt)
 
 
-# --- several runs ---------------------------------------------------------------------------------
+# --- comparison of runs -----------------------------------------------------------------------------
 
 
 def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
-    """The first run against all others, by their names; ``in_words``: with a sentence about the last one."""
+    """Render the comparison of the first run with all others.
+
+    Args:
+        runs: Runs by display name.
+        in_words: Add a sentence about the last run.
+    """
     (first, run), *others = runs.items()
     rows, sentence = [_arm(first, run.row, result(run), "", "")], ""
     metric = metric_of(run.row)
@@ -229,7 +241,7 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
 
 
 def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
-    """The runs by their names; of runs that share one, the later ones have a number behind it."""
+    """Return runs by name; a number is appended to repeated names."""
     named: dict[str, Run] = {}
     for run in runs:
         name, number = run.row.name, 1
@@ -244,43 +256,30 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
     origin = f"{name} ({row.controller}, rng seed {setting_text(row.rng_seed)})"
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
-    return [
-        origin,
-        notation.count(found.episodes),
-        found.metric.estimate(found.validation),
-        val_ahead,
-        SCORE.estimate(found.test_score),
-        test_ahead,
-        notation.count(round(found.params.mean)),
-        notation.flop(round(found.flops.mean)),
-    ]
+    validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.test_score)
+    costs = [notation.count(round(found.params.mean)), notation.flop(round(found.flops.mean))]
+    return [origin, notation.count(found.episodes), validation, val_ahead, test, test_ahead, *costs]
 
 
-# --- where a run comes from -----------------------------------------------------------------------
+# --- origin of a run --------------------------------------------------------------------------------
 
 
 def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
-    """The configuration, or where, when and from what the run was made; names within others have dots."""
-    environment = {
-        "git revision": row.git_revision,
-        "data hash": row.data_hash,
-        "started": row.started,
-        "host parameters": row.host_params,
-        "slots": row.slots,
-        **row.versions,
-        **row.hardware,
-    }
-    values = row.config if key == "configuration" else environment
+    """Return the configuration or the origin of a run as (name, text); nested names are joined by dots."""
+    values = row.config
+    if key == "environment":
+        values = {"git revision": row.git_revision, "data hash": row.data_hash, "started": row.started}
+        values |= {"host parameters": row.host_params, "slots": row.slots, **row.versions, **row.hardware}
     return [(name, setting_text(value)) for key in values for name, value in flat(key, values[key])]
 
 
 def setting_text(value: object) -> str:
-    """A setting as it would be written; "–" where there is none."""
+    """Format a setting; "–" if it is None."""
     return notation.UNKNOWN if value is None else notation.written(value)
 
 
 def command(row: RunRow, reproduction: str | None) -> Markup:
-    """The command that does the same again, and what it needs."""
+    """Render the command that repeats the run, and its requirements."""
     if reproduction is None:
         note = "No command began this run; its configuration is below."
     else:

@@ -1,1 +1,1 @@
-"""What a run can be asked: one file per question, from its rows to numbers and from those to a picture."""
+"""Questions about a run: each module computes the numbers from the rows and draws them."""

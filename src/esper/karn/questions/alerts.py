@@ -1,47 +1,41 @@
-"""What is wrong, and since when: every alert from where it was raised to where it ended.
-
-The picture: a line per rule.
-"""
+"""Alerts of a run from raised to cleared, drawn as one line per rule."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale
+from esper.karn.drawing.axes import AxisScale
 from esper.karn.drawing.chart import Strip, Strips
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import number
-from esper.karn.questions.places import Axis, AxisName, axis_of
+from esper.karn.questions.series import Axis, AxisName, axis_of
 from esper.karn.run import Run
 from esper.leyline.rows import Severity
 
 MOST_ENTRIES: Final = 100
-"""Of the table; open ones and the latest first."""
+"""Largest number of table entries; open alerts first, then the latest."""
 _ORDER: Final = "t, episode, attempt, env, epoch, value"
-"""Of the alerts about one thing, as SQL; environments that share a step may raise theirs at one moment."""
+"""SQL order of the alerts of one scope; environments in one step may raise alerts at the same time."""
 _STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
-@dataclass(frozen=True, slots=True)
-class AlertSpan:
-    """From one place to another; None: it is still open."""
+class AlertSpan(NamedTuple):
+    """Interval of an alert on the axis; ``end`` is None while it is open."""
 
     start: int
     end: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class AlertLine:
-    """One rule over the whole axis."""
+class AlertLine(NamedTuple):
+    """All alerts of one rule."""
 
     rule: str
     severity: Severity
     times: int
-    """How often it was raised, over all that it watches."""
+    """Number of times that the rule was raised, over all scopes."""
     spans: tuple[AlertSpan, ...]
 
     @property
@@ -49,42 +43,42 @@ class AlertLine:
         return any(span.end is None for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
-class AlertEntry:
-    """One rule about one thing."""
+class AlertEntry(NamedTuple):
+    """All alerts of one rule and scope."""
 
     rule: str
     severity: Severity
     scope: str
     times: int
     since: int
-    """Where it was first raised."""
+    """Epoch or iteration of the first alert."""
     until: int | None
-    """Where it was last over; None: it is still open."""
+    """Epoch or iteration at which the last alert was cleared; None while it is open."""
     value: float | None
     limit: float | None
     hint: str
-    """As it was last raised."""
+    """Hint of the last alert."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alerts:
+class Alerts(NamedTuple):
+    """All alerts of a run, by rule and by scope."""
+
     axis: AxisName
     end: int
     lines: tuple[AlertLine, ...]
-    """In the order in which the rules were first raised."""
+    """Rules in order of their first alert."""
     entries: tuple[AlertEntry, ...]
     left_out: int
-    """Entries beyond those."""
+    """Number of entries beyond ``MOST_ENTRIES``."""
 
     @property
     def open(self) -> int:
-        """How many rules are not at rest."""
+        """Number of rules with an open alert."""
         return sum(line.is_open for line in self.lines)
 
 
 def alerts(run: Run) -> Alerts:
-    """Of the whole run, at its iterations or epochs."""
+    """Return all alerts of a run over its iterations or epochs."""
     axis = axis_of(run)
     raised = _raised(axis)
     spans = run.sql(
@@ -111,9 +105,9 @@ def alerts(run: Run) -> Alerts:
 
 
 def _raised(axis: Axis) -> str:
-    """SQL: every raised alert with its place and the place where it was over.
+    """Return SQL for every raised alert with its start and its end on the axis.
 
-    It is over when it was cleared. An alert about an episode ends with it; raised anew, it begins anew.
+    An alert ends when it is cleared or raised again; an alert of an episode ends with the episode.
     """
     table, is_bound = ("update", "env IS NOT NULL") if axis.name == "iteration" else ("epoch", "false")
     seen = f"(SELECT max({table}.{axis.name}) FROM {table} WHERE {table}.t <= alert.t)"
@@ -136,11 +130,11 @@ def _lines(
         before = found.get(rule, AlertLine(rule, severity, 0, ()))
         worst: Severity = "error" if "error" in (severity, before.severity) else "warning"
         found[rule] = AlertLine(rule, worst, before.times + times, (*before.spans, AlertSpan(start, stop)))
-    return tuple(replace(line, spans=_merged(line.spans, bin_size)) for line in found.values())
+    return tuple(line._replace(spans=_merged(line.spans, bin_size)) for line in found.values())
 
 
 def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
-    """Without those within others; neighbours are taken together where a long axis does so."""
+    """Merge overlapping spans, and neighbours within one bin of a long axis."""
     merged: list[AlertSpan] = []
     for span in sorted(spans, key=lambda span: span.start):
         last = merged[-1] if merged else None
@@ -152,9 +146,9 @@ def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
     return tuple(merged)
 
 
-def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
-    """One row per rule that was ever raised, on an axis that holds what is beside it too."""
-    end = max(one.end for one in (found, beside) if one is not None)
+def draw_alerts(found: Alerts, compared: Alerts | None = None) -> Picture:
+    """Draw one strip per rule, on an axis that includes a second run if given."""
+    end = max(one.end for one in (found, compared) if one is not None)
     names = ", ".join(line.rule for line in found.lines)
     caption = "No alert was raised."
     if found.lines:
@@ -170,23 +164,16 @@ def draw_alerts(found: Alerts, beside: Alerts | None = None) -> Picture:
 
 
 def _cells(entry: AlertEntry, axis: AxisName) -> list[str]:
-    return [
-        entry.rule,
-        entry.severity,
-        entry.scope,
-        notation.count(entry.times),
-        f"{axis} {entry.since}",
-        "open" if entry.until is None else f"{axis} {entry.until}",
-        notation.significant(entry.value),
-        notation.significant(entry.limit),
-        entry.hint,
-    ]
+    until = "open" if entry.until is None else f"{axis} {entry.until}"
+    numbers = map(notation.significant, (entry.value, entry.limit))
+    about = [entry.rule, entry.severity, entry.scope, notation.count(entry.times)]
+    return [*about, f"{axis} {entry.since}", until, *numbers, entry.hint]
 
 
 def _strip(line: AlertLine) -> Strip:
     times = f"{notation.count(line.times)}×"
 
-    def draw(x: Scale, top: float) -> Iterator[Markup]:
+    def draw(x: AxisScale, top: float) -> Iterator[Markup]:
         middle = top + _STRIPS.height / 2
         yield svg.line(x.start, middle, x.stop, middle, "grid")
         ends = [(x(span.start), x.stop if span.end is None else x(span.end)) for span in line.spans]

@@ -1,79 +1,74 @@
-"""What does the controller choose: the mix of ops, what it had no choice in, and what failed.
+"""Ops chosen by the controller: shares of all ops, forced decisions, and failures.
 
-The picture: ops as stacked columns, forced waiting striped, failures above.
+Ops are drawn as stacked columns with forced decisions striped, failures above.
 """
 
 from dataclasses import replace
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, Panel, Part, draw
-from esper.karn.drawing.picture import Picture, course_table
+from esper.karn.drawing.chart import Chart, Panel, StackedPart, draw
+from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.palette import OP_STAGES
-from esper.karn.questions.episodes import is_training
-from esper.karn.questions.places import Courses, Values, courses
+from esper.karn.questions.episode_selection import is_training
+from esper.karn.questions.series import Series, Values, query_series
 from esper.karn.run import Run
 from esper.leyline.stages import Stage
 
 DECISIONS: Final = "decisions"
 FORCED: Final = "forced"
-"""Of all decisions, where nothing else was legal; behind an op's name, of the choices of that op."""
+"""Share of decisions with only one legal action; after the name of an op, restricted to that op."""
 FAILED: Final = "failed"
 
 
-def choices(run: Run) -> Courses | None:
-    """How many decisions there were, and shares of them by op; None: no decision is known."""
+def choices(run: Run) -> Series | None:
+    """Return the number of decisions and the share of each op; None without decisions."""
     ops = run.row.ops
     op = f"action[{run.row.heads.index('op') + 1}]"
     conditions = {name: f"{op} = {index}" for index, name in enumerate(ops)}
     conditions |= {f"{name} {FORCED}": f"forced AND {op} = {index}" for index, name in enumerate(ops)}
     conditions |= {FORCED: "forced", FAILED: "NOT succeeded"}
     shares = {name: f"count(*) FILTER ({which}) / count(*)" for name, which in conditions.items()}
-    # Decided before the epoch that it is about; after the last one there may be a decision still.
+    # A decision precedes the epoch that it affects; one more may follow the last epoch.
     epoch = "epoch + 1" if run.row.horizon is None else f"least(epoch + 1, {run.row.horizon})"
-    place = "iteration" if is_training(run) else epoch
-    found = courses(run, "decision", {DECISIONS: "count(*)", **shares}, place=place)
+    position = "iteration" if is_training(run) else epoch
+    found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, position=position)
     if found is not None or not is_training(run):
         return found
-    # Where decisions were not recorded, episodes know how often each op was chosen, and nothing more.
+    # Without decision rows, episode rows still count how often each op was chosen.
     total = "nullif(sum(list_sum(op_counts)), 0)"
     shares = dict.fromkeys(shares, "NULL")
     shares |= {name: f"sum(op_counts[{index + 1}]) / {total}" for index, name in enumerate(ops)}
-    return courses(run, "episode", {DECISIONS: total, **shares})
+    return query_series(run, "episode", {DECISIONS: total, **shares})
 
 
-def ops_of(found: Courses) -> list[str]:
+def ops_of(found: Series) -> list[str]:
+    """Return the names of the ops among the series."""
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 
-def draw_choices(found: Courses, beside: Courses | None = None) -> Picture:
+def draw_choices(found: Series, compared: Series | None = None) -> Picture:
+    """Draw the share of each op as stacked columns."""
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
-    table = course_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
+    table = series_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
     legend = "Striped: nothing but waiting was legal. Above: what failed."
     if found.last(FORCED) is None:
         legend = "Decisions were not recorded one by one: forced and failed are unknown."
-    return Picture(draw(_chart, found, beside), *table, f"Shares of all decisions. {legend}")
+    return Picture(draw(_chart, found, compared), *table, f"Shares of all decisions. {legend}")
 
 
 def op_name(op: str) -> str:
-    """An op as people say it, short enough for a label."""
+    """Return a readable name of an op, short enough for a label."""
     return op.lower().replace("_", " ").removesuffix(" target")
 
 
-def _chart(found: Courses) -> Chart:
-    parts = [
-        Part(
-            op_name(op),
-            _percents(found[op]),
-            _percent,
-            _look(op),
-            total=_overall(found, op),
-            striped=_percents(found[f"{op} {FORCED}"]),
-        )
-        for op in ops_of(found)
-    ]
-    failed = Part(FAILED, _percents(found[FAILED]), _percent, "error", _overall(found, FAILED))
+def _chart(found: Series) -> Chart:
+    parts = []
+    for op in ops_of(found):
+        chosen, forced = _percents(found[op]), _percents(found[f"{op} {FORCED}"])
+        parts.append(StackedPart(op_name(op), chosen, _percent, _look(op), _overall(found, op), forced))
+    failed = StackedPart(FAILED, _percents(found[FAILED]), _percent, "error", _overall(found, FAILED))
     return Chart(
         title="Mix of ops",
         description=", ".join(f"{part.name} {_percent(part.total)}" for part in parts if part.total),
@@ -90,8 +85,8 @@ def _percents(shares: Values) -> list[float | None]:
     return [None if share is None else 100 * share for share in shares]
 
 
-def _overall(found: Courses, name: str) -> float:
-    """Per cent of all decisions."""
+def _overall(found: Series, name: str) -> float:
+    """Return the share in per cent of all decisions."""
     counts = [count or 0.0 for count in found[DECISIONS]]
     chosen = sum(count * (share or 0.0) for count, share in zip(counts, found[name], strict=True))
     return 100 * chosen / (sum(counts) or 1.0)

@@ -1,25 +1,24 @@
-"""Is the reward honest: the return of every episode against what growth gained in it.
+"""Return of every episode against its gain, to detect a reward that favours worse networks.
 
-The gain is the lead over the twin where twins are known, else the final score; the alert ``pays-for-worse``
-ranks by the same function.
+The gain is the lead over the twin if all twins are known, else the final score. The alert ``pays-for-worse``
+uses the same rank correlation.
 """
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, tick_texts, ticks, value_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, around, tick_texts, ticks, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.run import Run
 from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
 from esper.leyline.thresholds import CORRELATED_EPISODES
 
 MOST_EPISODES: Final = 160
-"""Shown one by one; of more episodes, those with similar returns are taken together."""
+"""Largest number of episodes shown as single dots; more episodes are grouped by return."""
 GROUPS: Final = 40
 _LEFT: Final = 62.0
 _RIGHT: Final = svg.WIDTH - 26
@@ -27,38 +26,36 @@ _TOP: Final = 14.0
 _BOTTOM: Final = 224.0
 
 
-@dataclass(frozen=True, slots=True)
-class ReturnGroup:
-    """Episodes with the same or similar returns."""
+class ReturnGroup(NamedTuple):
+    """Episodes with similar returns."""
 
     episodes: int
     low: float
     high: float
-    """Their returns."""
+    """Range of the returns."""
     median_return: float
     quarter: float
     median: float
     three_quarters: float
-    """Their gains."""
+    """Quartiles of the gains."""
 
 
-@dataclass(frozen=True, slots=True)
-class Honesty:
-    """Return against gain, over the episodes of a training."""
+class Honesty(NamedTuple):
+    """Return against gain over the episodes of a training."""
 
     episodes: int
     gain: str
-    """What the gain is: ``lead`` over the twin, or final ``score``."""
+    """``lead`` over the twin, or final ``score``."""
     rank_correlation: float | None
-    """Spearman's; None: fewer than three episodes, or all alike."""
+    """Spearman's rank correlation; None for fewer than three episodes or equal values."""
     recent: float | None
-    """The same over the last ``CORRELATED_EPISODES``, which is what the alert watches; None: fewer."""
+    """Rank correlation over the last ``CORRELATED_EPISODES``, as in the alert; None for fewer."""
     groups: tuple[ReturnGroup, ...]
-    """By rising return; single episodes while there are few."""
+    """Groups by increasing return; single episodes if there are few."""
 
 
 def honesty(run: Run) -> Honesty | None:
-    """Over all episodes that were rewarded; None: there are none."""
+    """Return the numbers over all rewarded episodes; None if there are none."""
     found = run.sql(
         "SELECT total_reward, val_score, twin_val_score FROM episode"
         " WHERE total_reward IS NOT NULL ORDER BY t"
@@ -77,7 +74,7 @@ def honesty(run: Run) -> Honesty | None:
 
 
 def _groups(rewarded: Sequence[Rewarded]) -> list[ReturnGroup]:
-    """Parts of equal size along the returns."""
+    """Split the episodes into groups of equal size by return."""
     pairs = sorted(zip((one.total_reward for one in rewarded), gains(rewarded), strict=True))
     parts = len(pairs) if len(pairs) <= MOST_EPISODES else GROUPS
     edges = [index * len(pairs) // parts for index in range(parts + 1)]
@@ -90,20 +87,20 @@ def _group(pairs: Sequence[tuple[float, float]]) -> ReturnGroup:
     return ReturnGroup(len(pairs), returns[0], returns[-1], statistics.median(returns), *quartiles)
 
 
-def draw_honesty(found: Honesty, beside: Honesty | None = None) -> Picture:
-    """A dot per episode or, of many episodes, per group with similar returns."""
+def draw_honesty(found: Honesty, compared: Honesty | None = None) -> Picture:
+    """Draw a dot per episode, or per group if there are many episodes."""
     groups = found.groups
-    held = [*groups, *(beside.groups if beside else ())]
-    x = Scale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
+    held = [*groups, *(compared.groups if compared else ())]
+    x = AxisScale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
     low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
-    y = Scale(low, min(high, 100.0), _BOTTOM, _TOP)
-    places = [x(group.median_return) for group in groups]
+    y = AxisScale(low, min(high, 100.0), _BOTTOM, _TOP)
+    positions = [x(group.median_return) for group in groups]
     spread = "".join(
         f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"
-        for group, at in zip(groups, places, strict=True)
+        for group, at in zip(groups, positions, strict=True)
         if group.episodes > 1
     )
-    dots = svg.dots((at, y(group.median)) for group, at in zip(groups, places, strict=True))
+    dots = svg.dots((at, y(group.median)) for group, at in zip(groups, positions, strict=True))
     correlation = f"rank correlation {notation.gain(found.rank_correlation, 2)}"
     return Picture(
         svg=svg.drawing(

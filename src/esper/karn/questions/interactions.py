@@ -1,18 +1,17 @@
-"""Do seeds help or hinder each other: contributions and pair interactions from on/off configurations.
+"""Contributions and pair interactions of seeds, from on/off configurations.
 
-The picture: a matrix of slots with contributions on its diagonal and pair interactions beside it.
+Drawn as a matrix of slots with contributions on the diagonal.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
 from esper.karn.metric import Metric, metric_of
-from esper.karn.questions.episodes import THIS_EPISODE, default_episode, episode_name, is_training
+from esper.karn.questions.episode_selection import THIS_EPISODE, default_episode, episode_name, is_training
 from esper.karn.run import Run
 
 Configuration = tuple[bool, ...]
@@ -21,29 +20,28 @@ _CELL_WIDTH: Final = 110.0
 _CELL: Final = 38.0
 _TOP: Final = 24.0
 _PALEST: Final = 0.4
-"""The darkest cell, so that the number on it stays readable."""
+"""Shade of the darkest cell, light enough for the number on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interactions:
+class Interactions(NamedTuple):
     """One episode at the last epoch whose configurations were scored."""
 
     name: str
-    """The episode in words."""
+    """Name of the episode."""
     epoch: int
     slots: tuple[str, ...]
-    """Those that were switched."""
+    """Slots that were switched on and off."""
     score: float
-    """With all of them on."""
+    """Score with all slots on."""
     scores: Mapping[Configuration, float]
-    """By which of these slots were on."""
+    """Score by configuration of these slots."""
     metric: Metric
     matrix: tuple[tuple[float | None, ...], ...]
-    """On the diagonal what a slot contributes, elsewhere what two add beyond their own; None: unknown."""
+    """Contribution of a slot on the diagonal, interaction of two slots elsewhere; None if unknown."""
 
 
 def interactions(run: Run) -> Interactions | None:
-    """Of the run's default episode; None: no configuration was scored."""
+    """Return the interactions of the default episode; None if no configuration was scored."""
     episode, metric = default_episode(run), metric_of(run.row)
     if episode is None:
         return None
@@ -60,7 +58,7 @@ def interactions(run: Run) -> Interactions | None:
     switched = [slot for slot in range(len(run.row.slots)) if len({on[slot] for _, on, _ in found}) > 1]
     scores = {tuple(on[slot] for slot in switched): score for _, on, score in found}
     everything = (True,) * len(switched)
-    if not switched or everything not in scores:  # a killed run may have written but one of them
+    if not switched or everything not in scores:  # a killed run may have written only some configurations
         return None
     return Interactions(
         name=episode_name(episode, trained=is_training(run)),
@@ -85,8 +83,8 @@ def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | N
     return sum(known) if len(known) == len(found) else None
 
 
-def draw_interactions(found: Interactions, beside: Interactions | None = None) -> Picture:
-    """A matrix of the slots that were switched; it has no axes to share."""
+def draw_interactions(found: Interactions, compared: Interactions | None = None) -> Picture:
+    """Draw the matrix of the switched slots; ``compared`` is unused, a matrix shares no axes."""
     size, metric = len(found.slots), found.metric
     unit = metric.unit or f" {metric.name}"
     width = min(_CELL_WIDTH, (svg.WIDTH - _LEFT) / size)
@@ -104,7 +102,7 @@ def draw_interactions(found: Interactions, beside: Interactions | None = None) -
             shade = shade_look(_PALEST * abs(value or 0.0) / (strongest or 1.0))
             cell = svg.rectangle(left, top, width, _CELL, f"cell {shade}")
             text = svg.text(left + width / 2, top + _CELL / 2 + 5, metric.gain(value), look, "middle")
-            drawn.append(svg.group([cell, text]))
+            drawn.append(svg.group(cell, text))
     return Picture(
         svg=svg.drawing(
             _TOP + size * _CELL + 4,

@@ -1,69 +1,132 @@
-"""One run in one line: how far it is, its score beside the twin's, what it grew to, and what is wrong.
+"""Progress of a run, and its overview: score, twin, parameters and open alerts.
 
-The list of runs, the head of a page and the terminal show this answer.
+The list of runs, the head of a page and the terminal show the overview.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from typing import Final, NamedTuple
 
+from esper.karn import notation
 from esper.karn.metric import Metric, metric_of
-from esper.karn.outcome import result
 from esper.karn.questions.alerts import AlertEntry, alerts
-from esper.karn.questions.growth import growth
-from esper.karn.questions.places import Values
-from esper.karn.questions.progress import Progress, progress
-from esper.karn.run import Run
+from esper.karn.questions.episode_selection import is_training
+from esper.karn.questions.learning_curves import growth
+from esper.karn.questions.series import AxisName, Values
+from esper.karn.run import Run, State
+from esper.karn.run_result import result
 from esper.leyline.rows import RunRow, Severity
 
+PACE_ITERATIONS: Final = 10
+"""Number of last iterations over which the pace of a training is measured."""
 
-@dataclass(frozen=True, slots=True)
-class Overview:
-    """What is known of a run; None is unknown."""
+
+class RunProgress(NamedTuple):
+    """Progress of a run; None is unknown."""
+
+    state: State
+    unit: AxisName
+    done: int
+    total: int | None
+    seconds: float | None
+    """Time from the start to the last row."""
+    seconds_left: float | None
+    """Estimate at the current pace; None unless the run is in progress."""
+    steps_per_second: float | None
+    """Host epochs of all environments per second, over the whole run."""
+
+    @property
+    def share(self) -> float | None:
+        """Completed fraction of the run."""
+        return min(self.done / self.total, 1.0) if self.total else None
+
+
+def progress(run: Run) -> RunProgress:
+    """Return the progress of a run."""
+    row, state = run.row, run.state
+    ((seconds,),) = run.sql(
+        "SELECT max(t) FROM (SELECT t FROM epoch UNION ALL SELECT t FROM episode"
+        " UNION ALL SELECT t FROM update UNION ALL SELECT t FROM resource)"
+    ).fetchall()
+    trained, done = _epochs(run)
+    episodes = row.config.get("episodes")
+    total = None
+    if isinstance(episodes, int) and row.horizon is not None:
+        total = episodes * row.envs * row.horizon
+    pace = seconds / done if seconds and done else None
+    if is_training(run):
+        latest = f"(SELECT * FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
+        ((iterations, pace),) = run.sql(f"SELECT max(iteration), avg(seconds) FROM {latest}").fetchall()
+        done, total = iterations or 0, row.iterations
+    left = None
+    if state == "running" and pace is not None and total is not None:
+        left = pace * max(total - done, 0)
+    unit: AxisName = "iteration" if is_training(run) else "epoch"
+    steps_per_second = trained / seconds if seconds and trained else None
+    return RunProgress(state, unit, done, total, seconds, left, steps_per_second)
+
+
+def _epochs(run: Run) -> tuple[int, int]:
+    """Return the epochs trained and the epochs done; an early end counts as the whole horizon."""
+    ((trained, done),) = run.sql(
+        """
+        WITH ended AS (SELECT env, episode, attempt, max(epoch) AS epochs, bool_or(is_end) AS is_over
+                       FROM (SELECT env, episode, attempt, epoch, false AS is_end FROM epoch
+                             UNION ALL SELECT env, episode, attempt, epoch, true FROM episode)
+                       GROUP BY env, episode, attempt)
+        SELECT coalesce(sum(epochs), 0),
+               coalesce(sum(CASE WHEN is_over THEN coalesce(?, epochs) ELSE epochs END), 0)
+        FROM ended
+        """,
+        [run.row.horizon],
+    ).fetchall()
+    return int(trained), int(done)
+
+
+def done_text(found: RunProgress) -> str:
+    """Format the completed part of the plan."""
+    total = "" if found.total is None else f"/{notation.count(found.total)}"
+    return f"{found.unit} {notation.count(found.done)}{total}"
+
+
+class Overview(NamedTuple):
+    """Overview of a run; None is unknown."""
 
     row: RunRow
-    progress: Progress
+    progress: RunProgress
     score: float | None
     twin: float | None
     params: float | None
     scores: Values
     twins: Values
-    """Over the epochs or iterations so far."""
+    """Scores and twins by epoch or iteration."""
     alerts: tuple[AlertEntry, ...]
-    """Those that are open."""
+    """Open alerts."""
 
     @property
     def lead(self) -> float | None:
-        """The score over the twin's."""
+        """Lead of the score over the twin."""
         return self.metric.lead(self.score, self.twin)
 
     @property
     def metric(self) -> Metric:
-        """What score and twin are."""
+        """Metric of score and twin."""
         return metric_of(self.row)
 
     @property
     def alert_counts(self) -> dict[Severity, int]:
-        """How many alerts of each severity are open."""
+        """Number of open alerts by severity."""
         return dict(Counter(entry.severity for entry in self.alerts))
 
 
 def overview(run: Run) -> Overview:
-    """Of a run that goes on, its last epoch or iteration; of one that is over, its result."""
-    found, grown, wrong = progress(run), growth(run), alerts(run)
-    score, twin, params = _numbers(run, found)
-    return Overview(
-        row=run.row,
-        progress=found,
-        score=score,
-        twin=twin,
-        params=params,
-        scores=grown["score"] if grown else (),
-        twins=grown["twin"] if grown else (),
-        alerts=tuple(entry for entry in wrong.entries if entry.until is None),
-    )
+    """Return the last epoch or iteration of a run in progress, or the result of a finished run."""
+    found, grown = progress(run), growth(run)
+    scores, twins = (grown["score"], grown["twin"]) if grown else ((), ())
+    opened = tuple(entry for entry in alerts(run).entries if entry.until is None)
+    return Overview(run.row, found, *_numbers(run, found), scores, twins, opened)
 
 
-def _numbers(run: Run, found: Progress) -> tuple[float | None, float | None, float | None]:
+def _numbers(run: Run, found: RunProgress) -> tuple[float | None, float | None, float | None]:
     episodes = None if found.state == "running" else result(run)
     if episodes is not None:
         score, twin = (one and one.mean for one in (episodes.validation, episodes.twin_score))

@@ -1,17 +1,16 @@
-"""Are seeds worth their cost: how far the seeds of each blueprint came, and what they contributed.
+"""Cost and benefit of seeds by blueprint: stages reached, and contribution per 1,000 parameters.
 
-The picture: a funnel per blueprint, and its contribution per 1,000 parameters.
+Drawn as a funnel per blueprint with its contribution.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import Scale, around, tick_texts, ticks
+from esper.karn.drawing.axes import AxisScale, around, tick_texts, ticks
 from esper.karn.drawing.picture import Picture
 from esper.karn.metric import Metric, metric_of
 from esper.karn.run import Run
@@ -23,8 +22,7 @@ _FUNNEL: Final = (0.0, 326.0)
 _POINTS: Final = (352.0, 492.0)
 
 
-@dataclass(frozen=True, slots=True)
-class BlueprintWorth:
+class BlueprintWorth(NamedTuple):
     """All seeds of one blueprint; None is unknown."""
 
     blueprint: str
@@ -33,23 +31,23 @@ class BlueprintWorth:
     blended: int
     held: int
     fossilized: int
-    """How many seeds came that far; each of these holds the next."""
+    """Number of seeds that reached the stage; each count includes the next."""
     pruned: int
     measured: int
-    """Seeds whose contribution was measured; each counts with its last measurement."""
+    """Number of seeds with a measured contribution; each counts with its last measurement."""
     contribution: float | None
-    """Their mean, by the run's metric."""
+    """Mean contribution by the run's metric."""
     contribution_error: float | None
-    """Standard error over seeds; of a single seed, that of its measurement."""
+    """Standard error over seeds; for a single seed, the error of its measurement."""
     params: float | None
     """Mean parameters of the seeds whose parameters were recorded."""
     per_thousand: float | None
-    """Contribution per 1,000 parameters, over the measured seeds whose parameters were recorded."""
+    """Contribution per 1,000 parameters, over measured seeds with recorded parameters."""
     per_thousand_error: float | None
 
 
 def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
-    """By blueprint, the most germinated first; None: no seed germinated."""
+    """Return one entry per blueprint, the most germinated first; None if no seed germinated."""
     found = run.sql(
         f"""
         WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
@@ -88,11 +86,11 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
     return tuple(BlueprintWorth(names[blueprint], metric, *values) for blueprint, *values in found) or None
 
 
-def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth] | None = None) -> Picture:
-    """One row per blueprint, on scales that hold what is beside it too."""
-    held = [*found, *(beside or ())]
+def draw_worth(found: Sequence[BlueprintWorth], compared: Sequence[BlueprintWorth] | None = None) -> Picture:
+    """Draw one row per blueprint, on scales that include a second run if given."""
+    held = [*found, *(compared or ())]
     bottom = _TOP + _ROW * len(found)
-    count = Scale(0, max(one.germinated for one in held), *_FUNNEL)
+    count = AxisScale(0, max(one.germinated for one in held), *_FUNNEL)
     points, metric = _points_scale(held), found[0].metric
     unit = metric.unit.strip() or metric.name
     counted = ("germinated", "blended", "held", "fossilized", "pruned", "measured")
@@ -122,22 +120,22 @@ def draw_worth(found: Sequence[BlueprintWorth], beside: Sequence[BlueprintWorth]
     )
 
 
-def _points_scale(found: Sequence[BlueprintWorth]) -> Scale | None:
+def _points_scale(found: Sequence[BlueprintWorth]) -> AxisScale | None:
     known = [
         (one.per_thousand, one.per_thousand_error or 0.0) for one in found if one.per_thousand is not None
     ]
     ends = [value + side * error for value, error in known for side in (-1, 1)]
-    return Scale(*around([0.0, *ends], 3), *_POINTS) if known else None
+    return AxisScale(*around([0.0, *ends], 3), *_POINTS) if known else None
 
 
-def _points_axis(points: Scale, bottom: float) -> Iterator[Markup]:
+def _points_axis(points: AxisScale, bottom: float) -> Iterator[Markup]:
     for value, label in tick_texts(ticks(points.low, points.high, 4)).items():
         yield svg.line(points(value), _TOP, points(value), bottom, "axis" if value == 0 else "grid")
         yield svg.text(points(value), bottom + svg.LINE, label, "dim", "middle")
 
 
-def _draw_row(one: BlueprintWorth, top: float, count: Scale, points: Scale | None) -> Markup:
-    """The furthest stages as parts of one bar: what is left of an edge came at least that far."""
+def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisScale | None) -> Markup:
+    """Draw the funnel of a blueprint: the part left of an edge reached at least that stage."""
     reached = [
         (Stage.FOSSILIZED, 0, one.fossilized),
         (Stage.HOLDING, one.fossilized, one.held),
@@ -152,17 +150,15 @@ def _draw_row(one: BlueprintWorth, top: float, count: Scale, points: Scale | Non
     fates = f"{notation.count(one.fossilized)} kept, {notation.count(one.pruned)} pruned"
     name = svg.shorten(one.blueprint, 15)
     return svg.group(
-        [
-            svg.text(0, top + 16, name, "strong"),
-            svg.text(_FUNNEL[1] + 6, top + 16, fates, "dim", "end"),
-            *bars,
-            *_draw_points(one, top + 29, points),
-            svg.element("title", f"{one.blueprint}: {notation.count(one.germinated)} germinated, {fates}"),
-        ]
+        svg.text(0, top + 16, name, "strong"),
+        svg.text(_FUNNEL[1] + 6, top + 16, fates, "dim", "end"),
+        *bars,
+        *_draw_points(one, top + 29, points),
+        svg.element("title", f"{one.blueprint}: {notation.count(one.germinated)} germinated, {fates}"),
     )
 
 
-def _draw_points(one: BlueprintWorth, y: float, points: Scale | None) -> Iterator[Markup]:
+def _draw_points(one: BlueprintWorth, y: float, points: AxisScale | None) -> Iterator[Markup]:
     text = one.metric.gain_with_error(one.per_thousand, one.per_thousand_error)
     yield svg.text(svg.WIDTH, y + 4, text, "" if one.per_thousand is not None else "dim", "end")
     if points is None or one.per_thousand is None:

@@ -1,4 +1,4 @@
-"""The server of the page: its views, the files they need and the guard around both."""
+"""ASGI application: views, static files, and the guard around both."""
 
 import socket
 from collections.abc import Callable
@@ -16,20 +16,20 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from esper.karn.page.rendering import style
+from esper.karn.serve.access_control import Access, Guard
+from esper.karn.serve.answer_cache import AnswerCache
 from esper.karn.serve.folder import RunFolder
-from esper.karn.serve.readings import Readings
-from esper.karn.serve.safety import Access, Guard
 from esper.karn.serve.views import Views
 from esper.leyline.errors import EsperError
 
 STATIC: Final = Path(__file__).parent / "static"
 SECONDS_TO_END: Final = 3
-"""How long open connections may take to end when the server is stopped."""
+"""Seconds that open connections may take to close when the server stops."""
 
 
 def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """The page over ``folder`` for whoever ``access`` lets in."""
-    views = Views(Readings(folder), is_ending)
+    """Create the application over ``folder``, protected by ``access``."""
+    views = Views(AnswerCache(folder), is_ending)
 
     def no_such_address(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -38,21 +38,15 @@ def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] 
         page.status_code = status
         return page
 
-    app = Starlette(
-        routes=[
-            *views.routes(),
-            Route("/style.css", _style),
-            Mount("/static", StaticFiles(directory=STATIC)),
-        ],
-        exception_handlers={EsperError: views.refusal, HTTPException: no_such_address},
-    )
-    return Guard(app, access)
+    files = [Route("/style.css", _style), Mount("/static", StaticFiles(directory=STATIC))]
+    handlers = {EsperError: views.refusal, HTTPException: no_such_address}
+    return Guard(Starlette(routes=[*views.routes(), *files], exception_handlers=handlers), access)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket at the address; port 0 is any that is free."""
+    """Open a listening socket; port 0 selects a free port."""
     try:
-        host.encode("idna")  # before there is a socket that would be left open
+        host.encode("idna")  # fails here, since create_server would leave its socket open
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -63,7 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(folder: RunFolder, access: Access, listener: socket.socket) -> None:
-    """Answer at ``listener`` until interrupted."""
+    """Serve requests on ``listener`` until interrupted."""
     config = uvicorn.Config(
         create_app(folder, access, lambda: server.should_exit),
         log_level="warning",

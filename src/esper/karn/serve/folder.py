@@ -1,7 +1,7 @@
-"""The runs below one folder, found by walking it and named by ids.
+"""Runs below one folder, identified by ids.
 
-Whoever asks for a run gives an id that is looked up here; no path is ever made from what was sent. Links
-are not followed, so nothing outside the folder can be read through it.
+Requests name a run by its id; no path is built from request data. Symbolic links are not followed, so files
+outside the folder cannot be read.
 """
 
 import hashlib
@@ -9,37 +9,37 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.files.row_files import TELEMETRY, UNFINISHED
 from esper.files.writer_lock import is_being_written
 from esper.karn.runs import find_runs
 from esper.leyline.errors import EsperError
 
-SECONDS_BETWEEN_LOOKS: Final = 1.0
-SHARE_OF_LOOKING: Final = 0.1
-"""Of the time, at most, is spent on walking a large folder."""
+SECONDS_BETWEEN_WALKS: Final = 1.0
+WALK_SHARE: Final = 0.1
+"""Largest share of the time spent on walking a large folder."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRun:
+class FoundRun(NamedTuple):
+    """A run of the folder."""
+
     id: str
     name: str
-    """Its place below the folder."""
+    """Path relative to the folder."""
     path: Path
     version: str
-    """Changes whenever a file that is read does, or its writer comes or goes."""
+    """Digest that changes when a file of the run changes, or its writer starts or ends."""
     refusal: str | None = None
-    """Why it is not read; None: it is."""
+    """Reason why the run is not read; None if it is readable."""
 
 
 class RunFolder:
-    """What is in the folder, looked at about once a second however many ask. Any thread may ask."""
+    """Runs of a folder, walked about once a second regardless of the number of requests. Thread-safe."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        next(find_runs(root), None)  # a folder that is not there is refused at once
+        next(find_runs(root), None)  # Raises if the folder does not exist.
         self.root = root.resolve()
         self._clock = clock
         self._lock = threading.Lock()
@@ -47,26 +47,27 @@ class RunFolder:
         self._due = -float("inf")
 
     def runs(self) -> Mapping[str, FoundRun]:
-        """All runs by id, in the order of their names."""
+        """Return all runs by id, sorted by name."""
         with self._lock:
             began = self._clock()
             if began >= self._due:
-                self._found = {run.id: run for run in map(self._look_at, find_runs(self.root))}
+                self._found = {run.id: run for run in map(self._found_run, find_runs(self.root))}
                 took = self._clock() - began
-                self._due = began + max(SECONDS_BETWEEN_LOOKS, took / SHARE_OF_LOOKING)
+                self._due = began + max(SECONDS_BETWEEN_WALKS, took / WALK_SHARE)
             return self._found
 
     def run(self, id: str) -> FoundRun:
+        """Return a run by id; raises ``UnknownRunError``."""
         found = self.runs().get(id)
         if found is None:
             raise UnknownRunError(f"there is no run '{id[:40]}' in this folder; it may have been moved away")
         return found
 
-    def _look_at(self, path: Path) -> FoundRun:
+    def _found_run(self, path: Path) -> FoundRun:
         name = path.relative_to(self.root).as_posix()
         id, name = _digest(name), self.root.name if name == "." else name
         try:
-            version, link = _look_into(path / TELEMETRY)
+            version, link = _version_and_link(path / TELEMETRY)
         except OSError as error:
             return FoundRun(id, name, path, "", f"'{name}' cannot be looked at: {error.strerror}")
         refusal = f"'{name}' is not read: its telemetry holds a link, '{link}', and links are not followed"
@@ -74,24 +75,24 @@ class RunFolder:
 
 
 class UnknownRunError(EsperError):
-    """An id that no run of the folder has."""
+    """An id that does not belong to a run of the folder."""
 
 
-def _look_into(telemetry: Path) -> tuple[str, str | None]:
-    """The version of a run's files, and a link among them if there is one."""
+def _version_and_link(telemetry: Path) -> tuple[str, str | None]:
+    """Return the version of a run's files, and the name of a symbolic link among them, if any."""
     if telemetry.is_symlink():
         return "", telemetry.name
     files = sorted(_files(telemetry), key=lambda file: file.path)
     link = next((file.name for file in files if file.is_symlink()), None)
     written = is_being_written(telemetry)
-    if written:  # then nobody reads an unfinished iteration, which grows with every epoch
+    if written:  # The unfinished iteration grows with every epoch and is not read while a writer is alive.
         unread = str(telemetry / UNFINISHED)
         files = [file for file in files if not file.path.startswith(unread)]
     return _digest([_stamp(file) for file in files], link or written), link
 
 
 def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
-    """What lies in a run's telemetry and in the folders of its tables."""
+    """Yield the entries of a telemetry folder and of its subfolders."""
     for entry in os.scandir(telemetry):
         yield entry
         if entry.is_dir(follow_symlinks=False):
@@ -99,7 +100,7 @@ def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _stamp(file: os.DirEntry[str]) -> tuple[str, int, int]:
-    """What changes with a file; a full part that has become Parquet since it was listed is gone."""
+    """Return path, size and modification time of a file; -1 if it was compacted after it was listed."""
     try:
         status = file.stat(follow_symlinks=False)
     except FileNotFoundError:

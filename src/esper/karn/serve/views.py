@@ -1,7 +1,7 @@
-"""What a browser can ask for, as HTML: the list of runs, one run, two runs, and parts of these.
+"""HTML pages of the server: list of runs, one run, comparison of two runs, and their sections.
 
-A page is a frame of parts. The browser asks for each part when somebody comes to it, and again when the run
-it is about has new rows. Endpoints are plain functions that starlette runs on threads.
+A page is loaded without its sections. The browser loads a section when it becomes visible, and again when its
+run has new rows. Endpoints are plain functions that starlette runs on threads.
 """
 
 import time
@@ -14,58 +14,64 @@ from starlette.routing import Route
 
 from esper.karn.page import sections
 from esper.karn.page.rendering import render, render_page
-from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, episode_at
+from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, parse_episode
 from esper.karn.questions.overview import Overview, overview
-from esper.karn.serve.events import events_response
+from esper.karn.serve.answer_cache import AnswerCache, ReadingError
+from esper.karn.serve.event_stream import events_response
 from esper.karn.serve.folder import FoundRun, UnknownRunError
-from esper.karn.serve.readings import ReadingError, Readings
 from esper.leyline.errors import EsperError, UnknownNameError
 
 SECONDS_FOR_ROWS: Final = 0.5
-"""After which the list leaves runs unread; the browser asks again for the rest."""
+"""Seconds after which the list leaves further runs unread; the browser asks again for them."""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
+PENDING: Final = "panel pending"
+"""CSS classes of a section that the browser loads later."""
 
 
 class Listed(NamedTuple):
+    """One row of the list of runs."""
+
     id: str
     name: str
     state: str
     overview: Overview | None = None
-    """None: it was not read yet, or cannot be."""
+    """None if the run was not read yet, or cannot be read."""
     problem: str | None = None
 
 
 class Views:
-    """The pages over one folder."""
+    """Pages over one folder of runs."""
 
-    def __init__(self, readings: Readings, is_ending: Callable[[], bool]) -> None:
-        self._readings = readings
+    def __init__(self, cache: AnswerCache, is_ending: Callable[[], bool]) -> None:
+        self._cache = cache
         self._is_ending = is_ending
-        self._folder = readings.folder
+        self._folder = cache.folder
 
     def routes(self) -> list[Route]:
-        """Every address but those of files."""
-        return [
-            Route("/", self.list),
-            Route("/rows", self.rows),
-            Route("/runs/{id}", self.run),
-            Route("/runs/{id}/{key}", self.part),
-            Route("/compare", self.compare),
-            Route("/comparison", self.comparison),
-            Route("/events", self.events),
-        ]
+        """Return the routes of all pages, without the static files."""
+        views: dict[str, Callable[[Request], Any]] = {
+            "/": self.list,
+            "/rows": self.rows,
+            "/events": self.events,
+        }
+        views |= {"/runs/{id}": self.run, "/runs/{id}/{key}": self.part}
+        views |= {"/compare": self.compare, "/comparison": self.comparison}
+        return [Route(path, view) for path, view in views.items()]
 
     async def events(self, request: Request) -> Response:
-        """Which runs have new rows, as long as somebody listens."""
+        """Stream the versions of the runs until the browser disconnects."""
         return events_response(self._folder, self._is_ending)
 
     def list(self, request: Request) -> Response:
+        """Return the page with the list of runs."""
         return self._page("list.html", "esper", rows=self._rows())
 
     def rows(self, request: Request) -> Response:
+        """Return the rows of the list."""
         return HTMLResponse(self._rows())
 
     def run(self, request: Request) -> Response:
+        """Return the page of a run without its sections."""
         found = self._folder.run(request.path_params["id"])
         groups = [
             Group("heads", [self._pending(found, "head", "head")]),
@@ -75,22 +81,22 @@ class Views:
         return self._page("run.html", f"{found.name} · esper", groups=groups)
 
     def part(self, request: Request) -> Response:
-        """A part of a run's page, of the episode and beside the run that the query names."""
+        """Return a section of a run's page, for the episode and the second run named in the query string."""
         found, key = self._folder.run(request.path_params["id"]), request.path_params["key"]
         if key not in PARTS:
             raise UnknownNameError("part of a page", key[:40], PARTS)
-        episode = episode_at(request.query_params.get("at")) if key in OF_EPISODE else None
-        beside = request.query_params.get("beside") if key in SHOWN else None
+        episode = parse_episode(request.query_params.get("at")) if key in OF_EPISODE else None
+        compared = request.query_params.get("compared") if key in SHOWN else None
 
         def answer(run: Any, other: Any = None) -> str:
             if key == "head":
                 return sections.head(run, found.name, served=True)
             return sections.run_section(run, key, episode, other)
 
-        return self._answer(key, lambda: self._readings.ask(found.id, (key, episode), answer, beside))
+        return self._answer(key, lambda: self._cache.ask(found.id, (key, episode), answer, compared))
 
     def compare(self, request: Request) -> Response:
-        """Two runs side by side; what is drawn shares its axes."""
+        """Return the page that shows two runs side by side with common axes."""
         left, right = self._both(request)
         heads = [self._pending(run, "head", "head", side) for run, side in ((left, ""), (right, "-2"))]
         both = Section(
@@ -103,11 +109,12 @@ class Views:
         groups = [Group("sides", heads), Group("panels", [both])]
         for key in SHOWN:
             sides = ((left, right, ""), (right, left, "-2"))
-            pair = [self._pending(run, key, "panel pending", side, other) for run, other, side in sides]
+            pair = [self._pending(run, key, PENDING, side, other) for run, other, side in sides]
             groups.append(Group("sides", pair))
         return self._page("run.html", f"{left.name} and {right.name} · esper", groups=groups)
 
     def comparison(self, request: Request) -> Response:
+        """Return the section that compares two runs."""
         left, right = self._both(request)
 
         def answer(run: Any, other: Any = None) -> str:
@@ -115,10 +122,10 @@ class Views:
                 raise EsperError(f"'{right.name}' cannot be read")
             return sections.comparison({left.name: run, right.name: other}, in_words=True)
 
-        return self._answer("comparison", lambda: self._readings.ask(left.id, "comparison", answer, right.id))
+        return self._answer("comparison", lambda: self._cache.ask(left.id, "comparison", answer, right.id))
 
     def _rows(self) -> str:
-        """Running ones first, then by their begin; what is not read yet stands last."""
+        """Render the rows of the list: running runs first, then by start time, unread runs last."""
         end = time.monotonic() + SECONDS_FOR_ROWS
         listed = [self._listed(found, end) for found in self._folder.runs().values()]
         listed.sort(key=lambda one: one.overview.row.started if one.overview else "", reverse=True)
@@ -126,10 +133,10 @@ class Views:
         return render("rows.html", runs=listed)
 
     def _listed(self, found: FoundRun, end: float) -> Listed:
-        if time.monotonic() > end and not self._readings.knows(found.id, "overview"):
+        if time.monotonic() > end and not self._cache.is_cached(found.id, "overview"):
             return Listed(found.id, found.name, "unread")
         try:
-            known = self._readings.ask(found.id, "overview", overview)
+            known = self._cache.ask(found.id, "overview", overview)
         except ReadingError as error:
             return Listed(found.id, found.name, "unreadable", problem=str(error))
         return Listed(found.id, found.name, known.progress.state, known)
@@ -141,16 +148,11 @@ class Views:
         return self._folder.run(ids[0]), self._folder.run(ids[1])
 
     def _pending(
-        self,
-        found: FoundRun,
-        key: str,
-        look: str = "panel pending",
-        side: str = "",
-        beside: FoundRun | None = None,
+        self, found: FoundRun, key: str, look: str = PENDING, side: str = "", compared: FoundRun | None = None
     ) -> Section:
-        """A part that the browser asks for."""
-        query = "" if beside is None else f"?beside={beside.id}"
-        runs = found.id if beside is None else f"{found.id} {beside.id}"
+        """Return a placeholder section that the browser loads later."""
+        query = "" if compared is None else f"?compared={compared.id}"
+        runs = found.id if compared is None else f"{found.id} {compared.id}"
         if key == "head":
             body, tag = render("opening.html", name=found.name), "header"
         else:
@@ -158,7 +160,7 @@ class Views:
         return Section(key, body, tag, look, side, f"/runs/{found.id}/{key}{query}", runs)
 
     def _answer(self, key: str, work_out: Callable[[], str]) -> Response:
-        """A part, or why it cannot be shown."""
+        """Return a section, or the reason why it cannot be shown."""
         try:
             return HTMLResponse(work_out(), headers={"Cache-Control": "no-store"})
         except ReadingError as error:
@@ -172,7 +174,7 @@ class Views:
         )
 
     def refusal(self, request: Request, error: Exception) -> Response:
-        """A mistake as a page that says what it was."""
+        """Return an error page that shows the message."""
         page = self._page("problem.html", "esper", sentence=str(error))
         page.status_code = 404 if isinstance(error, UnknownNameError | UnknownRunError) else 400
         return page

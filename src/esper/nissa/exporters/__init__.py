@@ -1,1 +1,1 @@
-"""Hands the rows of a run on to other tools. Works on rows that were read back, never beside a training."""
+"""Exporters of recorded runs to other tools; they read files and never run during a training."""

@@ -1,9 +1,8 @@
-"""TensorBoard's event files, byte by byte: records with checksums around protocol buffer messages.
+"""TensorBoard event files: records with checksums around protocol buffer messages.
 
-Written here rather than by a package: a file of scalars and texts needs a dozen fields of one message, whose
-numbers cannot change any more. The packages are well kept, but cost more than that: ``tensorboard`` brings
-60 MB with a web server and gRPC; ``tensorboardX`` brings 6 MB, but loads torch where it is installed, and its
-``flush`` does not wait for its queue. The tests read our files back with TensorBoard's own reader.
+Implemented here because scalars and texts need only a dozen fields of one stable message. ``tensorboard``
+would add 60 MB with a web server and gRPC; ``tensorboardX`` adds 6 MB, but imports torch if installed, and
+its ``flush`` does not wait for its queue. The tests read the files back with TensorBoard's own reader.
 
 The messages are ``Event``, ``Summary``, ``TensorProto`` and their parts in ``tensorboard/compat/proto``.
 """
@@ -21,14 +20,14 @@ _STRING_TENSOR: Final = 7
 
 
 class EventFile:
-    """One new file of events; what was written is on disk after ``flush``."""
+    """A new event file; its content is on disk after ``flush``."""
 
     def __init__(self, path: Path, wall_time: float) -> None:
         self._file = path.open("xb")
         self._write(_double(1, wall_time) + _bytes(3, b"brain.Event:2"))
 
     def add(self, wall_time: float, step: int, values: Iterable[bytes]) -> None:
-        """Append one event with what ``scalar`` and ``text`` gave."""
+        """Append one event with values encoded by ``scalar`` and ``text``."""
         summary = b"".join(_bytes(1, value) for value in values)
         self._write(_double(1, wall_time) + _integer(2, step) + _bytes(5, summary))
 
@@ -44,7 +43,7 @@ class EventFile:
 
 
 def scalar(tag: str, number: float) -> bytes:
-    """A number under a tag. The format has 32 bits for it; what exceeds them becomes infinite."""
+    """Encode a number with a tag. The format has 32 bits; larger numbers become infinite."""
     try:
         packed = struct.pack("<f", number)
     except OverflowError:
@@ -53,7 +52,7 @@ def scalar(tag: str, number: float) -> bytes:
 
 
 def text(tag: str, markdown: str) -> bytes:
-    """A text under a tag, shown by TensorBoard's text plugin."""
+    """Encode a text with a tag, for TensorBoard's text plugin."""
     plugin = _bytes(1, _bytes(1, b"text"))
     tensor = _integer(1, _STRING_TENSOR) + _bytes(8, markdown.encode())
     return _bytes(1, tag.encode()) + _bytes(8, tensor) + _bytes(9, plugin)
@@ -76,7 +75,7 @@ def _key(field: int, wire_type: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """A natural number, seven bits to a byte, lowest first; the high bit says that more follow."""
+    """Encode a natural number in seven bits per byte, lowest first; the high bit marks continuation."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -86,13 +85,13 @@ def _varint(number: int) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, turned and shifted as the record format wants it."""
+    """Return the CRC-32C, rotated and offset as the record format requires."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def crc32c(data: bytes) -> int:
-    """The Castagnoli checksum."""
+    """Return the Castagnoli checksum."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8

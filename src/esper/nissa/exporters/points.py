@@ -1,7 +1,7 @@
-"""Rows as points: which numbers of a row are exported, under which names, and where on which axis.
+"""Numbers of a row for export, with their tags and step axis.
 
-Every exporter shows these points and adds nothing of its own. A table has one step axis. ``None`` is
-left out: a gap says unknown, a 0 would not.
+All exporters write the same points. A table has one step axis. ``None`` is left out, so that an unknown value
+is a gap and not 0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,36 +14,36 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rows import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
 STEP_COLUMNS: Final = {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
-"""The tables that can be exported, and the column that is the step axis of each."""
+"""Row types that can be exported, with the column of their step axis."""
 LIST_NAMES: Final = {
     "op_shares": "ops",
     "op_counts": "ops",
     "head_entropy": "heads",
     "head_grad_norm": "heads",
 }
-"""The lists of numbers, and the column of the run's row that names their entries."""
+"""Columns that are lists of numbers, with the column of the run row that names their entries."""
 _POSITION: Final = {"t", "env", "episode", "attempt", "iteration"}
 _ORIGIN: Final = ("name", "started", "schema_version", "data_hash", "git_revision", "versions", "hardware")
 
 
 class ExportError(EsperError):
-    """A run that cannot be exported as asked."""
+    """A run that cannot be exported as requested."""
 
 
 class Points(NamedTuple):
-    """The numbers of one row."""
+    """Numbers of one row."""
 
     table: str
     axis: str
     step: int
     t: float
-    """Seconds since the run began."""
+    """Seconds since the start of the run."""
     values: Mapping[str, float]
-    """By tag: table, column, then the entry of a list or a map, then the episode."""
+    """Value by tag: table, column, entry of a list or map, then episode."""
 
 
-def claim_place(out: Path, *, alone: bool = True) -> None:
-    """Make the directory of an export, in which nothing else may be: points twice would count twice."""
+def create_export_folder(out: Path, *, alone: bool = True) -> None:
+    """Create the directory of an export; with ``alone`` it must be empty, or points would be duplicated."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -51,20 +51,20 @@ def claim_place(out: Path, *, alone: bool = True) -> None:
     if alone and any(out.iterdir()):
         raise ExportError(
             f"'{out}' is not empty; an export goes into a directory of its own:"
-            " remove this one to export anew, or choose another with --out"
+            " remove this one to export again, or choose another with --out"
         )
 
 
 def exported_types(run: RunRow) -> tuple[type[Row], ...]:
-    """The tables that are exported of a run.
+    """Return the row types that are exported of a run.
 
-    Epochs of a training are not: each of its thousands of episodes would need tags of its own.
+    Epochs of a training are left out, because each of its thousands of episodes would need its own tags.
     """
     return (UpdateRow, EpisodeRow) if run.iterations is not None else (EpochRow, EpisodeRow)
 
 
 def points_of(row: Row, run: RunRow) -> Points:
-    """All numbers of a row; ``run`` has the names of what stands in lists."""
+    """Return all numbers of a row; ``run`` names the entries of lists."""
     table, axis = TABLE_OF[type(row)], STEP_COLUMNS[type(row)]
     episode = _episode_of(row)
     values: dict[str, float] = {}
@@ -76,7 +76,7 @@ def points_of(row: Row, run: RunRow) -> Points:
 
 
 def wall_time(run: RunRow, t: float) -> float:
-    """The moment ``t`` seconds after the run began, in seconds since 1970."""
+    """Return the time ``t`` seconds after the start of the run, in seconds since 1970."""
     try:
         return datetime.fromisoformat(run.started).timestamp() + t
     except (ValueError, OverflowError):
@@ -84,12 +84,12 @@ def wall_time(run: RunRow, t: float) -> float:
 
 
 def provenance(run: RunRow) -> dict[str, Any]:
-    """Where a run comes from: what its configuration does not say."""
+    """Return the origin of a run: versions, hardware, data and code."""
     return {name: getattr(run, name) for name in _ORIGIN}
 
 
 def _episode_of(row: Row) -> tuple[str, ...]:
-    """What tells the episodes of a table apart, other than their steps."""
+    """Return the tag suffix that distinguishes episodes with equal steps."""
     match row:
         case EpochRow():
             return (f"env{row.env}-episode{row.episode}",)
@@ -99,7 +99,7 @@ def _episode_of(row: Row) -> tuple[str, ...]:
 
 
 def _numbers(column: str, value: object, run: RunRow) -> Iterator[tuple[tuple[str, ...], float]]:
-    """The numbers of a column, each with its path; what is no number is passed over."""
+    """Yield the numbers of a column with their paths; other values are skipped."""
     if isinstance(value, list) and column in LIST_NAMES:
         value = _named(column, value, run)
     if isinstance(value, dict):

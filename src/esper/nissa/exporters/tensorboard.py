@@ -1,18 +1,18 @@
-"""Points as TensorBoard scalars, and the configuration as a text."""
+"""Export to TensorBoard: points as scalars, the configuration as text."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from esper.leyline.rows import RunRow
 from esper.nissa.exporters.event_file import EventFile, scalar, text
-from esper.nissa.exporters.points import Points, claim_place, provenance, wall_time
+from esper.nissa.exporters.points import Points, create_export_folder, provenance, wall_time
 
 
 class TensorBoardExporter(EventFile):
-    """One event file in a directory of its own; TensorBoard would mix what else is there into one run."""
+    """Event file in a new directory; TensorBoard would merge other files there into the same run."""
 
     def __init__(self, run: RunRow, out: Path) -> None:
-        claim_place(out)
+        create_export_folder(out)
         self._run = run
         self.view = f"tensorboard --logdir {out}"
         began = wall_time(run, 0.0)
@@ -26,21 +26,19 @@ class TensorBoardExporter(EventFile):
 
 
 def table(facts: Mapping[str, object]) -> str:
-    """Names and values as a table in Markdown; a map within takes a row for each of its entries."""
-    rows = [f"| {_cell(name)} | {_cell(fact)} |" for name, fact in _flat(facts).items()]
+    """Return names and values as a Markdown table; nested maps have one row per entry."""
+    rows = [f"| {_cell(name)} | {_cell(fact)} |" for name, fact in _flat(facts)]
     return "\n".join(["| name | value |", "|---|---|", *rows])
 
 
-def _flat(facts: Mapping[str, object], above: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
+def _flat(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, fact in facts.items():
         if isinstance(fact, dict):
-            flat |= _flat(fact, f"{above}{name}.")
+            yield from _flat(fact, f"{prefix}{name}.")
         else:
-            flat[above + name] = fact
-    return flat
+            yield prefix + name, fact
 
 
 def _cell(fact: object) -> str:
-    """Unknown is a dash, as everywhere; nothing may end the cell early."""
+    """Return a table cell; None is a dash, and characters that would end the cell are replaced."""
     return "–" if fact is None else str(fact).replace("|", "\\|").replace("\n", " ")

@@ -1,7 +1,7 @@
-"""Points in Trackio and in Weights & Biases, by what their interfaces have in common: init, log, finish.
+"""Export to Trackio and Weights & Biases by their common interface: init, log, finish.
 
-Both stamp what they get with the time of the export, so each table's ``t`` is handed over as a number.
-They are loaded only here and only when asked for.
+Both stamp points with the time of the export, so the time ``t`` of each row is logged as a value. The
+packages are imported only when an export is requested.
 """
 
 import os
@@ -17,45 +17,45 @@ from typing import Any
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.rows import RunRow
 from esper.nissa.exporters import points as export
-from esper.nissa.exporters.points import ExportError, Points, claim_place, provenance
+from esper.nissa.exporters.points import ExportError, Points, create_export_folder, provenance
 
 
 @dataclass(slots=True)
 class TrackerExporter:
-    """Hands points to a run that a tracker has begun."""
+    """Logs points to a run of a tracker."""
 
     log: Callable[[dict[str, float], int], object]
     finish: Callable[[], object]
     view: str
-    """The command that shows what was exported."""
+    """Command that shows the export."""
 
     def take(self, points: Points) -> None:
         position = {f"{points.table}/{points.axis}": points.step, f"{points.table}/t": points.t}
         self.log({**position, **points.values}, points.step)
 
     def flush(self) -> None:
-        """Nothing to do: trackers send by themselves."""
+        """Do nothing; trackers flush by themselves."""
 
     def close(self) -> None:
         self.finish()
 
 
 def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExporter:
-    """A run in a Trackio project, kept in ``out`` or else where Trackio keeps its projects.
+    """Start a run in a Trackio project, stored in ``out`` or in Trackio's default folder.
 
-    Projects hold many runs, so the place need not be new, but the run's name must be.
+    A project holds many runs, so the folder may exist, but the name of the run must be new.
     """
     if out is not None:
-        os.environ["TRACKIO_DIR"] = str(out)  # read once, when the package is loaded
+        os.environ["TRACKIO_DIR"] = str(out)  # read once, at the import of the package
     trackio = _package("trackio")
     if out is not None:
-        claim_place(out, alone=False)
-    hardware = {"auto_log_gpu": False, "auto_log_cpu": False}  # this machine is not the run's
+        create_export_folder(out, alone=False)
+    hardware = {"auto_log_gpu": False, "auto_log_cpu": False}  # the run's hardware is not this machine
     try:
         if run.name in _known_names(trackio, project):
             raise ExportError(
                 f"the Trackio project '{project}' already holds a run '{run.name}';"
-                " delete it there to export anew, or choose another --project"
+                " delete it there to export again, or choose another --project"
             )
         trackio.init(project=project, name=run.name, config=_configuration(run), embed=False, **hardware)
     except (ValueError, OSError, sqlite3.Error) as error:
@@ -66,12 +66,12 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
 
 
 def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
-    """A run for Weights & Biases in a new directory; offline unless WANDB_MODE says otherwise.
+    """Start a run for Weights & Biases in a new directory, offline unless WANDB_MODE is set.
 
-    Its own step must not go back, so it is left alone and every table's axis is a metric.
+    The step of wandb must not decrease, so it is not used; the axis of every table is a metric.
     """
     wandb = _package("wandb")
-    claim_place(out)
+    create_export_folder(out)
     try:
         begun = wandb.init(
             project=project,
@@ -79,7 +79,9 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
             config=_configuration(run),
             dir=str(out),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            settings=wandb.Settings(console="off", x_disable_stats=True),  # this machine is not the run's
+            settings=wandb.Settings(
+                console="off", x_disable_stats=True
+            ),  # the run's hardware is not this machine
         )
     except wandb.Error as error:
         raise ExportError(f"Weights & Biases did not begin a run: {error}") from error
@@ -102,12 +104,12 @@ def _package(name: str) -> Any:
 def _known_names(trackio: Any, project: str) -> set[str]:
     try:
         return {known.name for known in trackio.Api().runs(project)}
-    except ValueError:  # there is no such project yet
+    except ValueError:  # the project does not exist yet
         return set()
 
 
 def _without_warnings(finish: Callable[[], object]) -> Callable[[], None]:
-    """``finish``, refusing what was warned of from now on: Trackio warns where it loses what it was told."""
+    """Wrap ``finish`` to raise on warnings since this call; Trackio only warns if it loses points."""
     stack = ExitStack()
     warned = stack.enter_context(warnings.catch_warnings(record=True))
     warnings.simplefilter("always", UserWarning)

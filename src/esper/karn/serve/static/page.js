@@ -1,5 +1,5 @@
 // Keeps a page up to date. Every element with `data-part` holds HTML that the server renders at that address;
-// it is asked for when the element comes into view, and again when a run that it is about has new rows.
+// it is loaded when the element becomes visible, and again when one of its runs has new rows.
 
 const REFRESH_MS = 1000;
 const $ = (selector) => document.querySelector(selector);
@@ -8,7 +8,7 @@ const parts = new Map(all("[data-part]").map((element) => [element, { isStale: t
 
 // --- parts ---------------------------------------------------------------------------------------
 
-/** Replace what a part shows; open details, marks, focus and scrolled places stay as they are. */
+/** Replace the content of a part; open details, marks, focus and scroll positions are kept. */
 function swap(element, html) {
   const focusable = () => all("a, button, select, input, summary, [tabindex]", element);
   const focus = focusable().indexOf(document.activeElement);
@@ -30,15 +30,15 @@ async function load(element, part) {
     const html = await answer.text();
     if (html !== part.html) swap(element, html);
     part.html = html;
-    if (element.querySelector(".pending")) part.isStale = true; // rows that the server had no time for
+    if (element.querySelector(".pending")) part.isStale = true; // rows that the server left unread
   } catch {
-    part.isStale = true; // the server does not answer; the next event comes when it does
+    part.isStale = true; // no answer; the next event arrives when the server is back
     await new Promise((resolve) => setTimeout(resolve, REFRESH_MS));
   }
   showList();
 }
 
-/** Load what is stale and in view, one after the other, so that the server is asked little. */
+/** Load stale visible parts one after another, to limit the load of the server. */
 let isBusy = false;
 async function work() {
   if (isBusy) return;
@@ -64,9 +64,9 @@ const observer = new IntersectionObserver(
 );
 for (const element of parts.keys()) observer.observe(element);
 
-// --- news ----------------------------------------------------------------------------------------
+// --- events --------------------------------------------------------------------------------------
 
-/** Follow the folder while somebody looks. Every event has all runs, so nothing is missed. */
+/** Follow the folder while the page is visible. Every event has all runs, so nothing is missed. */
 let source = null;
 let known = null;
 let waiting = new Set();

@@ -1,4 +1,4 @@
-"""Numbers over a run's axis: epochs of its episodes, or iterations of a training."""
+"""Series over the axis of a run: epochs of its episodes, or iterations of a training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.questions.episodes import is_training
+from esper.karn.questions.episode_selection import is_training
 from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
 Values = Sequence[float | None]
-"""One per place; None is unknown."""
+"""One value per axis bin; None is unknown."""
 MOST_POINTS: Final = 200
-"""Points of one line; of longer runs, neighbours are taken together."""
+"""Largest number of points of a line; neighbours of a longer axis are merged into bins."""
 
 
-class Place(NamedTuple):
-    """One epoch or iteration, or several that were taken together."""
+class AxisBin(NamedTuple):
+    """One epoch or iteration, or several merged neighbours."""
 
     first: int
     last: int
@@ -27,36 +27,36 @@ class Place(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """What a question about a run is asked over."""
+    """Axis of a run."""
 
     name: AxisName
     end: int
-    """The planned number of iterations or epochs; 0: unknown."""
+    """Planned number of iterations or epochs; 0 if unknown."""
 
     @property
     def bin_size(self) -> int:
-        """How many neighbours are taken together so that a line has few enough points."""
+        """Number of neighbours merged into one bin to stay below ``MOST_POINTS``."""
         return max(math.ceil(self.end / MOST_POINTS), 1)
 
 
 def axis_of(run: Run) -> Axis:
-    """Iterations of a training, epochs of the episodes of any other run."""
+    """Return the axis: iterations of a training, else epochs."""
     if is_training(run):
         return Axis("iteration", run.row.iterations or 0)
     return Axis("epoch", run.row.horizon or 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Courses:
-    """Numbers by their names, over the same places."""
+class Series:
+    """Named series over the same bins."""
 
     axis: AxisName
     end: int
-    """Where the axis ends: the horizon, or the planned number of iterations."""
-    places: tuple[Place, ...]
+    """End of the axis: the horizon, or the planned number of iterations."""
+    bins: tuple[AxisBin, ...]
     values: Mapping[str, Values]
     metric: Metric = SCORE
-    """What the run is decided by."""
+    """Metric of the run."""
 
     def __getitem__(self, name: str) -> Values:
         return self.values[name]
@@ -65,23 +65,29 @@ class Courses:
         return self.values[name][-1]
 
 
-def courses(
+def query_series(
     run: Run,
     table: str,
     columns: Mapping[str, str],
     *,
     where: str = "true",
-    place: str | None = None,
+    position: str | None = None,
     parameters: Sequence[object] = (),
     joined: bool = True,
-) -> Courses | None:
-    """``columns``, SQL over the rows at one place, by name; None: there are no such rows.
+) -> Series | None:
+    """Aggregate the rows of a table per bin; None without rows.
 
-    ``place`` is SQL too, the column of the axis' name unless given. ``joined``: neighbours of a long axis
-    are one place.
+    Args:
+        run: Run to read.
+        table: Table or join in SQL.
+        columns: SQL aggregates by series name.
+        where: SQL condition for the rows.
+        position: SQL for the position on the axis; by default the column named like the axis.
+        parameters: Values for the ``?`` of the SQL.
+        joined: Merge neighbours of a long axis.
     """
     axis = axis_of(run)
-    at = place or axis.name
+    at = position or axis.name
     together = f"(({at}) - 1) // {axis.bin_size}" if joined else at
     found = run.sql(
         f"SELECT min({at}), max({at}), {', '.join(columns.values())} FROM {table} WHERE {where}"
@@ -91,6 +97,6 @@ def courses(
     if not found:
         return None
     firsts, lasts, *values = zip(*found, strict=True)
-    places = tuple(map(Place, firsts, lasts))
+    bins = tuple(map(AxisBin, firsts, lasts))
     named = dict(zip(columns, values, strict=True))
-    return Courses(axis.name, max(axis.end, lasts[-1]), places, named, metric_of(run.row))
+    return Series(axis.name, max(axis.end, lasts[-1]), bins, named, metric_of(run.row))

@@ -1,25 +1,24 @@
-"""A run as plain lines, for logs and pipes.
+"""Log lines of a run, for log files and pipes.
 
-A run: one per epoch, per stage change that matters and per episode. A training: one per iteration. In both,
-one per alert.
+A run writes a line per epoch, per logged stage change and per episode; a training, a line per iteration. Both
+write a line per alert.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.palette import LOOKS
-from esper.karn.questions.episodes import EpisodeKey, is_training
-from esper.karn.questions.growth import growth
+from esper.karn.questions.episode_selection import EpisodeKey, is_training
+from esper.karn.questions.learning_curves import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.rows import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, TransitionRow, UpdateRow
 from esper.leyline.stages import Stage
 
-TOLD: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
-"""The stages whose beginning is worth a line."""
+LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
+"""Stages whose start is logged."""
 _SHORT_OPS: Final[Mapping[str, str]] = {
     "GERMINATE": "germ",
     "SET_ALPHA_TARGET": "alpha",
@@ -27,21 +26,20 @@ _SHORT_OPS: Final[Mapping[str, str]] = {
     "ADVANCE": "adv",
 }
 Stamp = tuple[str, float]
-"""Table and time of a row. A resumed training writes its iterations anew, at other times."""
+"""Table and time of a row. A resumed training rewrites iterations with new times."""
 
 
-# --- what is new ------------------------------------------------------------------------------------
+# --- entries ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """A row, with what belongs to it from other tables."""
+class LogEntry(NamedTuple):
+    """A row with the values from other tables that its line needs."""
 
     row: Row
     stages: tuple[Stage, ...] = ()
-    """Of all slots, when an epoch ended."""
+    """Stages of all slots at the end of an epoch."""
     twin_score: float | None = None
-    """Of an iteration: the mean of the twins of the episodes that lasted; None: no twin is known."""
+    """Mean twin score of an iteration over the episodes that reached the horizon; None if unknown."""
 
     @property
     def stamp(self) -> Stamp:
@@ -49,26 +47,26 @@ class LogEntry:
 
 
 def stamps(run: Run) -> set[Stamp]:
-    """Of all rows that are told."""
-    tables = (TABLE_OF[kind] for kind in _told(run))
+    """Return the stamps of all rows that are logged."""
+    tables = (TABLE_OF[kind] for kind in _logged_types(run))
     union = " UNION ALL ".join(f"SELECT '{table}' AS name, t FROM {table}" for table in tables)
     return set(run.sql(union).fetchall())
 
 
 def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
-    """What is not among the ``seen`` rows, in the order in which it happened."""
+    """Return the entries of all rows that are not in ``seen``, in order of time."""
     fresh = stamps(run).difference(seen)
-    rows = [row for kind in _told(run) for row in _fresh_rows(run, kind, fresh)]
+    rows = [row for kind in _logged_types(run) for row in _fresh_rows(run, kind, fresh)]
     rows.sort(key=lambda row: row.t)
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
     grown = growth(run, joined=False) if is_training(run) and rows else None
-    twins = zip(grown.places, grown["twin"], strict=True) if grown else ()
-    twin_at = {place.last: twin for place, twin in twins}
+    twins = zip(grown.bins, grown["twin"], strict=True) if grown else ()
+    twin_at = {bin_.last: twin for bin_, twin in twins}
     return [_entry(run, row, moves, twin_at) for row in rows]
 
 
-def _told(run: Run) -> tuple[type[Row], ...]:
+def _logged_types(run: Run) -> tuple[type[Row], ...]:
     return (UpdateRow, AlertRow) if is_training(run) else (TransitionRow, EpochRow, EpisodeRow, AlertRow)
 
 
@@ -89,16 +87,16 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
     return LogEntry(row, stages=tuple(reached.get(i, Stage.DORMANT) for i in range(len(run.row.slots))))
 
 
-# --- in words ---------------------------------------------------------------------------------------
+# --- lines ------------------------------------------------------------------------------------------
 
 
 def op_label(name: str) -> str:
-    """An op in as few letters as tell it apart."""
+    """Return a short name of an op."""
     return _SHORT_OPS.get(name, name.lower())
 
 
 def first_lines(run: RunRow) -> list[str]:
-    """What a log begins with: which run, letters of stages, kernels; nothing before a training."""
+    """Return the opening lines: the run, the stage letters, the kernels; empty for a training."""
     if run.iterations is not None:
         return []
     letters = ", ".join(
@@ -115,7 +113,7 @@ def first_lines(run: RunRow) -> list[str]:
 
 
 def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> str | None:
-    """The line of one entry, None where it is worth none; ``seconds_left`` is told of an iteration."""
+    """Return the line of an entry, None if it is not logged; ``seconds_left`` appears in iteration lines."""
     match entry.row:
         case AlertRow() as row:
             return _alert_line(row, run)
@@ -123,7 +121,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
             return _iteration_line(row, entry.twin_score, run, seconds_left)
         case EpochRow() as row:
             return _epoch_line(row, entry.stages, run)
-        case TransitionRow() as row if row.to_stage in TOLD:
+        case TransitionRow() as row if row.to_stage in LOGGED_STAGES:
             return f"{_prefix(row)}after epoch {row.epoch}: {describe(row, run)}"
         case EpisodeRow() as row:
             return _end_line(row, metric_of(run))
@@ -131,7 +129,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
 
 
 def describe(row: TransitionRow, run: RunRow) -> str:
-    """A stage change as a sentence: where, what, and why unless that only repeats the verb."""
+    """Describe a stage change: slot, blueprint, stage, cause, and the reason unless it repeats the stage."""
     verb = Stage(row.to_stage).name.lower()
     text = f"{run.slots[row.slot]} {run.blueprints[row.blueprint]} {verb}"
     if row.cause in ("governor", "user"):
@@ -140,7 +138,7 @@ def describe(row: TransitionRow, run: RunRow) -> str:
 
 
 def finding(value: float | None, limit: float | None) -> str:
-    """What an alert found, against what is allowed."""
+    """Format the value of an alert with its limit."""
     allowed = "" if limit is None else f", limit {notation.significant(limit)}"
     return f"found {notation.significant(value)}{allowed}"
 
@@ -209,5 +207,5 @@ def _end_line(row: EpisodeRow, metric: Metric) -> str:
 
 
 def _prefix(row: EnvRow) -> str:
-    """Which episode, where there is more than one."""
+    """Return the episode number, empty for the first episode."""
     return f"episode {row.episode}  " if row.episode else ""

@@ -1,36 +1,34 @@
-"""What a run came to, in numbers, and how it compares with others: by scores, cost and settings.
+"""Result of a run, and its comparison with other runs by score, cost and settings.
 
-The result of a run is the mean of its finished episodes; that of a training, of the episodes of its last
-iteration that reached their horizon: the policy that led them is the one it arrived at.
+The result of a run is the mean of its finished episodes. The result of a training is the mean of the episodes
+of the last iteration that reached their horizon, since those were led by the final policy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from esper.karn.metric import Metric, metric_of
 from esper.karn.notation import UNKNOWN, difference
-from esper.karn.questions.episodes import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
+from esper.karn.questions.episode_selection import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
 from esper.karn.run import Run
 from esper.karn.statistics import Estimate, estimate
 from esper.karn.summary import charged_flops
 from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """Finished episodes together: means with their intervals, each of one episode."""
+class Result(NamedTuple):
+    """Means over finished episodes with their intervals."""
 
     episodes: int
     twin_score: Estimate | None
-    """None: none of these episodes has a twin."""
+    """None if no episode has a twin."""
     lead: Estimate | None
-    """Validation score over that of the twin, episode by episode."""
+    """Validation score minus the twin's, paired by episode."""
     flops: Estimate
-    """What an episode spent; its validations are not charged."""
+    """Charged FLOPs of an episode, without its validations."""
     metric: Metric
     validation: Estimate | None
-    """By the metric; None: unknown."""
+    """Validation value by the metric; None if unknown."""
     test_score: Estimate | None
     params: Estimate
     host_params: Estimate
@@ -40,36 +38,35 @@ class Result:
 
 
 AVERAGED: Final = ("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds")
-"""Columns of an episode that a result has the means of, by their own names."""
+"""Columns of an episode row that are averaged under their own names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Another run, and the differences of episodes that both led from the same random streams."""
+class Comparison(NamedTuple):
+    """Another run, with differences over the episodes that both runs started from the same random streams."""
 
     run: Run
     result: Result | None
-    """None: it has no finished episode."""
+    """None if the other run has no finished episode."""
     pairs: int
     validation: Estimate | None
-    """How far the run lies above the other one, pair by pair; None without pairs."""
+    """Lead of the first run over the other, paired by episode; None without pairs."""
     test_score: Estimate | None
     unpaired: str | None
-    """Why there are no pairs."""
+    """Reason why no episodes can be paired."""
 
 
 def final_rows(run: Run) -> list[EpisodeRow]:
-    """The episodes whose means are the run's result."""
+    """Return the episodes whose means are the result of the run."""
     return run.rows(EpisodeRow, final_episodes(run))
 
 
 def episodes_of_iteration(run: Run, number: int) -> list[EpisodeRow]:
-    """The episodes of one iteration of a training that lasted."""
+    """Return the episodes of an iteration that reached their horizon."""
     return run.rows(EpisodeRow, f"{LASTED} AND iteration = ?", [number])
 
 
 def broken_episodes(run: Run) -> int:
-    """Episodes of the last iteration of a training that broke down."""
+    """Count the episodes of the last iteration of a training that did not reach their horizon."""
     ((number,),) = run.sql(
         f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND iteration = {LAST_ITERATION}"
     ).fetchall()
@@ -77,7 +74,7 @@ def broken_episodes(run: Run) -> int:
 
 
 def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
-    """What these episodes came to, those of the run's result unless given; None if there are none."""
+    """Return the result over ``rows``, by default the final rows of the run; None without rows."""
     rows, metric = final_rows(run) if rows is None else rows, metric_of(run.row)
     if not rows:
         return None
@@ -97,21 +94,21 @@ def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Of what is known; None where nothing is."""
+    """Estimate the mean of the known values; None if there are none."""
     known = [value for value in values if value is not None]
     return estimate(known) if known else None
 
 
 def best_evaluation(run: Run) -> UpdateRow | None:
-    """The iteration whose argmax episodes had the highest return; None: none was evaluated yet."""
+    """Return the iteration with the highest evaluation return; None if there was no evaluation."""
     rows = run.rows(UpdateRow, "evaluation_return IS NOT NULL")
     return max(rows, key=lambda row: row.evaluation_return or 0.0, default=None)
 
 
 def compare(run: Run, other: Run) -> Comparison:
-    """The run against another one; episodes are paired where both began them alike."""
+    """Compare a run with another one, over the episodes that started from the same random streams."""
     ours, theirs, metric = final_rows(run), final_rows(other), metric_of(run.row)
-    unpaired = _difference_of_origin(run, other)
+    unpaired = _pairing_obstacle(run, other)
     control = {EpisodeKey.of(row): row for row in theirs}
     pairs = [(row, control[key]) for row in ours if (key := EpisodeKey.of(row)) in control]
     if unpaired is not None:
@@ -130,8 +127,8 @@ def compare(run: Run, other: Run) -> Comparison:
     )
 
 
-def _difference_of_origin(run: Run, other: Run) -> str | None:
-    """What keeps episodes of two runs from beginning alike; None: nothing does."""
+def _pairing_obstacle(run: Run, other: Run) -> str | None:
+    """Return the reason why episodes of two runs cannot be paired, None if they can."""
     origins = (
         ("tasks", run.row.task, other.row.task),
         ("metrics", run.row.metric, other.row.metric),
@@ -147,11 +144,11 @@ def _difference_of_origin(run: Run, other: Run) -> str | None:
     return None
 
 
-# --- what was set -----------------------------------------------------------------------------------
+# --- settings ---------------------------------------------------------------------------------------
 
 
 def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
-    """What is not the same in all runs: their values, ``UNKNOWN`` where one has none, by key."""
+    """Return the settings that differ between runs, by key; ``UNKNOWN`` for a run without the key."""
     described = [dict(_described(run.row)) for run in runs.values()]
     keys = dict.fromkeys(key for one in described for key in one)
     found = {key: tuple(one.get(key, UNKNOWN) for one in described) for key in keys}
@@ -166,7 +163,7 @@ def _described(row: RunRow) -> Iterator[tuple[str, Any]]:
 
 
 def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """A setting, or the settings within it, each with its keys joined by dots."""
+    """Yield a setting, or all nested settings with their keys joined by dots."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from flat(f"{key}.{name}", inner)

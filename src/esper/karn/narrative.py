@@ -1,17 +1,17 @@
-"""The growth of one host in words: a sentence per seed, and per decision or intervention beside that.
+"""Narrative of one episode: a sentence per seed, per other decision, per alert and for the end.
 
-A pure function of the rows of one episode, for report, page and terminal alike. A seed's whole story
-stands where it germinates; what is unknown reads "–".
+The note of a seed covers its whole life and is placed at its germination. Report, page and terminal show the
+same notes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from esper.karn import notation
-from esper.karn.episodes import SeedHistory, seed_histories
 from esper.karn.metric import Metric, metric_of
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey
+from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
+from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.leyline import rows as events
 from esper.leyline.factored_actions import Head, LifecycleOp
 from esper.leyline.rows import AlertRow, DecisionRow, EpisodeRow, Row, RunRow
@@ -19,10 +19,10 @@ from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)
 
-_TOLD: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
-"""Tables that a diary is written from."""
+_ROW_TYPES: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
+"""Row types that the narrative is made from."""
 _FATES: Final[Mapping[str, LifecycleOp]] = {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
-"""The decision that can bring a fate about at once."""
+"""The op that causes each fate directly."""
 _DEEDS: Final[Mapping[LifecycleOp, str]] = {
     LifecycleOp.GERMINATE: "germinated",
     LifecycleOp.SET_ALPHA_TARGET: "got a new alpha",
@@ -33,21 +33,29 @@ _DEEDS: Final[Mapping[LifecycleOp, str]] = {
 
 
 class Note(NamedTuple):
+    """One entry of a narrative."""
+
     epoch: int
     text: str
     stage: Stage | None
-    """What became of the seed it is about; None: it is not about one seed's fate."""
+    """Final stage of the seed that the note describes; None if the note is not about one seed."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}: {self.text}"
 
 
-def diary_of(run: Run, episode: EpisodeKey) -> list[Note]:
-    return diary(run.row, [row for kind in _TOLD for row in run.rows(kind, THIS_EPISODE, episode)])
+def narrative_of(run: Run, episode: EpisodeKey) -> list[Note]:
+    """Return the notes of one episode of a run."""
+    return narrate(run.row, [row for kind in _ROW_TYPES for row in run.rows(kind, THIS_EPISODE, episode)])
 
 
-def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
-    """What happened in one episode, in order; ``rows`` are those of this episode, of any tables."""
+def narrate(run: RunRow, rows: Iterable[Row]) -> list[Note]:
+    """Return the notes of one episode in order of epochs.
+
+    Args:
+        run: Run row with the names behind the indices.
+        rows: Rows of one episode, of any tables.
+    """
     kept = list(rows)
     last = max(
         _of(kept, events.EnvRow), key=lambda row: (row.epoch, isinstance(row, EpisodeRow)), default=None
@@ -56,12 +64,12 @@ def diary(run: RunRow, rows: Iterable[Row]) -> list[Note]:
         return []
     decisions = _of(kept, DecisionRow)
     seeds = seed_histories(run, last.epoch, _of(kept, events.SeedRow), _of(kept, events.TransitionRow))
-    told = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
+    covered = {id(row) for seed in seeds for row in _decisions_of(seed, decisions, run)}
     notes = [_seed_note(seed, decisions, run) for seed in seeds]
     notes += [
         _decision_note(row, seeds, run)
         for row in decisions
-        if row.action[Head.OP] != LifecycleOp.WAIT and id(row) not in told
+        if row.action[Head.OP] != LifecycleOp.WAIT and id(row) not in covered
     ]
     raised = [row for row in _of(kept, AlertRow) if row.event == "raised"]
     notes += [Note(row.epoch or 0, _alert_text(row), None) for row in raised]
@@ -74,15 +82,15 @@ def _of(rows: Sequence[Row], kind: type[R]) -> list[R]:
 
 
 def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
-    """Those that its own sentence tells: its germination, and the end that was decided for it."""
-    told = [(seed.germinated_at, LifecycleOp.GERMINATE)]
+    """Return the decisions covered by the seed's own note: its germination, and its decided end."""
+    covered = [(seed.germinated_at, LifecycleOp.GERMINATE)]
     if seed.fate in _FATES and seed.cause == "policy":
-        told.append((seed.fate_epoch, _FATES[seed.fate]))
+        covered.append((seed.fate_epoch, _FATES[seed.fate]))
     return [
         row
         for row in decisions
         if row.succeeded
-        and (row.epoch, row.action[Head.OP]) in told
+        and (row.epoch, row.action[Head.OP]) in covered
         and run.slots[row.action[Head.SLOT]] == seed.slot
     ]
 
@@ -128,7 +136,7 @@ def _decision_note(row: DecisionRow, seeds: Sequence[SeedHistory], run: RunRow) 
 
 
 def policy_output(row: DecisionRow, run: RunRow) -> str:
-    """How sure the policy was of its op, and of which other it was surest; empty where no policy decided."""
+    """Return the probabilities of the chosen op and of the best alternative; empty without a policy."""
     if row.op_probs is None:
         return ""
     op = row.action[Head.OP]
@@ -144,7 +152,7 @@ def policy_output(row: DecisionRow, run: RunRow) -> str:
 
 
 def _alert_text(row: AlertRow) -> str:
-    """What is wrong, by how much, and what to do or what was done."""
+    """Return the rule, value, limit and hint of an alert."""
     if row.value is None and row.limit is None:
         return f"{row.rule}; {row.hint}"
     value, limit = notation.significant(row.value), notation.significant(row.limit)

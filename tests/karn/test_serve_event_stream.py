@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from esper.karn.serve.events import HEARTBEAT_LOOKS, RETRY_MS, news
+from esper.karn.serve.event_stream import HEARTBEAT_CHECKS, RETRY_MS, run_events
 from esper.karn.serve.folder import RunFolder
 from tests.karn.serving import lines_of, write_run
 
@@ -12,14 +12,14 @@ QUIET = ": nothing new\n\n"
 
 
 def folder_of(path: Path) -> RunFolder:
-    """A folder that is looked at whenever it is asked, each time in an instant."""
+    """Return a folder that is walked on every call, with a clock that shows no duration."""
     ticks = itertools.count()
     return RunFolder(path, clock=lambda: 1000.0 * (next(ticks) // 2))
 
 
 async def listen(path: Path, *deeds) -> list[str]:
-    """What a browser hears at first, and after each deed."""
-    stream = news(folder_of(path), lambda: False, seconds=0.001)
+    """Return the events of a connection at first and after each action."""
+    stream = run_events(folder_of(path), lambda: False, seconds=0.001)
     assert await anext(stream) == f"retry: {RETRY_MS}\n"
     heard = [await anext(stream)]
     for deed in deeds:
@@ -38,7 +38,7 @@ def add_row(run: Path) -> None:
         file.write("{}\n")
 
 
-def test_every_event_has_all_runs_and_comes_when_one_is_new_gone_or_changed(tmp_path):
+def test_event_with_all_runs_is_sent_when_a_run_appears_changes_or_disappears(tmp_path):
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two")
     ids = {run.name: run.id for run in folder_of(tmp_path).runs().values()}
     deeds = (lambda: add_row(one), lambda: write_run(tmp_path / "three"), lambda: shutil.rmtree(two))
@@ -53,7 +53,7 @@ def test_every_event_has_all_runs_and_comes_when_one_is_new_gone_or_changed(tmp_
     assert set(gone) == {ids["one"], new}
 
 
-def test_where_nothing_happens_a_comment_keeps_the_connection_alive(tmp_path):
+def test_comment_keeps_an_idle_connection_alive(tmp_path):
     folder = folder_of(tmp_path)
     looks = 0
 
@@ -63,15 +63,15 @@ def test_where_nothing_happens_a_comment_keeps_the_connection_alive(tmp_path):
         return False
 
     async def hear() -> list[str]:
-        stream = news(folder, count_looks, seconds=0.0)
+        stream = run_events(folder, count_looks, seconds=0.0)
         return [await anext(stream) for _ in range(4)]
 
     assert asyncio.run(hear())[2:] == [QUIET, QUIET]
-    assert looks == 1 + 2 * HEARTBEAT_LOOKS
+    assert looks == 1 + 2 * HEARTBEAT_CHECKS
 
 
-def test_a_server_that_ends_lets_its_listeners_go(tmp_path):
+def test_stopping_server_ends_its_connections(tmp_path):
     async def hear() -> list[str]:
-        return [event async for event in news(folder_of(tmp_path), lambda: True, seconds=0.0)]
+        return [event async for event in run_events(folder_of(tmp_path), lambda: True, seconds=0.0)]
 
     assert len(asyncio.run(hear())) == 1

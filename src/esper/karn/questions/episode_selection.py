@@ -1,26 +1,30 @@
-"""Which episodes a run holds, and which of them to show when nobody chose one."""
+"""Episodes of a run, and the selection of those to show by default."""
 
 from typing import Final, NamedTuple, Self
 
-from esper.karn.episodes import HORIZON
 from esper.karn.run import Run
+from esper.karn.seed_histories import HORIZON
 from esper.leyline.rows import EnvRow, EpochRow
 
 THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"
-"""The rows of one episode, as SQL; its key has the parameters."""
+"""SQL condition for the rows of one episode; an ``EpisodeKey`` holds its parameters."""
 LAST_ITERATION: Final = "(SELECT max(iteration) FROM update)"
-"""The last complete iteration of a training, as SQL; one that was killed may have begun another."""
+"""SQL for the last complete iteration of a training; a killed training may have started another."""
 IN_A_COMPLETE_ITERATION: Final = f"(iteration <= {LAST_ITERATION})"
-"""Whether an episode belongs to an iteration that is complete, as SQL.
+"""SQL condition for episodes of complete iterations.
 
-Of an iteration that is not, only the episodes that ended first are known: they do not represent it.
+An incomplete iteration has only the episodes that ended first, which do not represent it.
 """
 LASTED: Final = f"(ended_by = '{HORIZON}')"
-"""Whether an episode reached its horizon, as SQL. The means of an iteration are those of such episodes; one
-that broke down was followed at once by another attempt."""
+"""SQL condition for episodes that reached their horizon.
+
+Means of an iteration are over these episodes; a failed episode was retried at once as another attempt.
+"""
 
 
 class EpisodeKey(NamedTuple):
+    """Identifies an episode within a run."""
+
     env: int
     episode: int
     attempt: int = 0
@@ -31,15 +35,16 @@ class EpisodeKey(NamedTuple):
 
 
 class EpisodeSummary(NamedTuple):
-    """How one episode went; None is unknown."""
+    """Key, iteration and last score of an episode; None is unknown."""
 
     key: EpisodeKey
     iteration: int | None
-    """The iteration of a training; None where nothing is trained."""
+    """Iteration of a training, else None."""
     score: float | None
 
 
 def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
+    """Return the name of an episode; ``trained`` names its iteration."""
     if not trained:
         name = f"episode {episode.episode}"
         return name if episode.env == 0 else f"environment {episode.env}, {name}"
@@ -48,12 +53,12 @@ def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
 
 
 def is_training(run: Run) -> bool:
-    """Whether a policy is trained here; then episodes belong to iterations."""
+    """Return whether the run trains a policy; its episodes then belong to iterations."""
     return run.row.iterations is not None
 
 
 def episodes(run: Run) -> list[EpisodeSummary]:
-    """Every episode of the run, in the order of iterations and environments; the one that goes on too."""
+    """Return every episode in order of iterations and environments, including unfinished ones."""
     score = run.row.metric
     found = run.sql(
         f"""
@@ -68,19 +73,19 @@ def episodes(run: Run) -> list[EpisodeSummary]:
 
 
 def unfinished_episode(run: Run) -> EpochRow | None:
-    """The last epoch of the episode that goes on, or was not finished; None: there is no such episode."""
+    """Return the last epoch of the latest unfinished episode; None if all are finished."""
     unfinished = "(env, episode, attempt) NOT IN (SELECT (env, episode, attempt) FROM episode)"
     rows = run.rows(EpochRow, unfinished)
     return max(rows, key=lambda row: (row.episode, -row.env, row.epoch), default=None)
 
 
 def final_episodes(run: Run) -> str:
-    """The episodes whose means are a run's result, as SQL: all or, of a training, its last iteration's."""
+    """Return the SQL condition for the episodes of the result: all, or a training's last iteration."""
     return f"{LASTED} AND iteration = {LAST_ITERATION}" if is_training(run) else "true"
 
 
 def default_episode(run: Run) -> EpisodeKey | None:
-    """The best episode of a training, the last of any other run; None if there is none yet."""
+    """Return the best episode of a training, or the last episode of another run; None if there is none."""
     if is_training(run):
         query = "SELECT env, episode, attempt FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
     else:
@@ -94,7 +99,7 @@ def default_episode(run: Run) -> EpisodeKey | None:
 
 
 def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
-    """The best, the median and the worst finished episode by validation score; fewer where fewer ended."""
+    """Return the best, median and worst finished episode by validation score."""
     ranked = run.sql("SELECT env, episode, attempt FROM episode ORDER BY val_score, episode, env").fetchall()
     names = {len(ranked) - 1: "best", len(ranked) // 2: "median", 0: "worst"} if ranked else {}
     return {name: EpisodeKey(*ranked[place]) for place, name in sorted(names.items(), reverse=True)}

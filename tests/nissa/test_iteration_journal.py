@@ -1,4 +1,4 @@
-"""A training writes its rows by iterations: whole or not at all, with a journal of the one in progress."""
+"""Rows of a training are written by whole iterations, with a journal of the unfinished one."""
 
 import os
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from esper.files.row_files import RowMark
 from esper.karn.run import Run, read_rows
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.rows import EpochRow, ResourceRow, RunRow, UpdateRow
-from esper.nissa import journal
+from esper.nissa import iteration_journal
 from esper.nissa import writer as writer_module
-from esper.nissa.journal import IterationJournal
+from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from tests.integration.training import full_disk
 from tests.karn import fake_run
@@ -23,12 +23,12 @@ Place = tuple[int, int, int]
 
 
 def places(run: Path) -> list[Place]:
-    """Environment, episode and epoch of all epochs."""
+    """Return environment, episode and epoch of all epoch rows."""
     return [(row.env, row.episode, row.epoch) for row in read_rows(run, EpochRow)]
 
 
 def write_iteration(writer: RunWriter, number: int) -> None:
-    """One environment, one epoch, and the iteration's own row."""
+    """Write one environment, one epoch, and the update of an iteration."""
     with writer.iteration(number):
         writer.emit(fake_run.epoch_row(1, episode=number - 1))
         writer.emit(fake_run.update_row(number))
@@ -41,7 +41,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed(out: Path) -> Iterator[IterationJournal]:
-    """The journal of a run of one iteration whose writer is gone; what it takes belongs to the second."""
+    """Return the journal of a run of one iteration whose writer is closed; its rows belong to iteration 2."""
     with RunWriter(out) as writer:
         write_iteration(writer, 1)
     second = IterationJournal(out, "standard")
@@ -49,10 +49,10 @@ def killed(out: Path) -> Iterator[IterationJournal]:
     second.close()
 
 
-# --- what readers find ----------------------------------------------------------------------------
+# --- readers ----------------------------------------------------------------------------------------
 
 
-def test_readers_of_a_run_that_nobody_writes_find_its_journals_behind_the_tables(
+def test_readers_find_journals_of_a_dead_run_at_the_end_of_the_tables(
     out: Path, killed: IterationJournal
 ) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(1, episode=1, env=1)])
@@ -61,7 +61,9 @@ def test_readers_of_a_run_that_nobody_writes_find_its_journals_behind_the_tables
     assert places(out) == [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 1, 2), (4, 1, 1)]
 
 
-def test_rows_have_the_time_of_the_run_and_its_level_of_detail(out: Path, killed: IterationJournal) -> None:
+def test_journal_rows_have_the_time_of_the_run_and_its_level_of_detail(
+    out: Path, killed: IterationJournal
+) -> None:
     for detail in ("summary", "standard"):
         kept = IterationJournal(out, detail, clock=lambda: 107.25)
         kept.begin(100.0)
@@ -69,8 +71,8 @@ def test_rows_have_the_time_of_the_run_and_its_level_of_detail(out: Path, killed
     assert [row.t for row in read_rows(out, EpochRow)][1:] == [7.25]
 
 
-def test_while_a_run_is_written_only_complete_iterations_count(out: Path) -> None:
-    """For a reader that stays, too."""
+def test_only_complete_iterations_are_read_while_a_run_is_written(out: Path) -> None:
+    """The same holds for a reader that stays open."""
     with RunWriter(out) as writer:
         run = Run(out)
         kept = IterationJournal(out, "standard")
@@ -85,7 +87,7 @@ def test_while_a_run_is_written_only_complete_iterations_count(out: Path) -> Non
         kept.take(2, 0, [fake_run.epoch_row(epoch)])  # of a process that outlives the first
 
 
-def test_a_torn_line_is_not_there_and_a_damaged_one_gets_a_sentence(
+def test_torn_journal_line_is_ignored_and_a_damaged_one_is_reported(
     out: Path, killed: IterationJournal
 ) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(2, episode=1)])
@@ -98,15 +100,15 @@ def test_a_torn_line_is_not_there_and_a_damaged_one_gets_a_sentence(
         read_rows(out, EpochRow)
 
 
-# --- an iteration is written whole or not at all --------------------------------------------------
+# --- atomic iterations ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("emitted", [0, 1, 2, 3])
 @pytest.mark.parametrize("moment", ["rows", "name"])
-def test_a_training_interrupted_in_the_middle_of_writing_leaves_each_row_once(
+def test_training_interrupted_while_writing_leaves_each_row_once(
     out: Path, emitted: int, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer closes in good order, and the journal has every epoch."""
+    """The writer closes normally, and the journal has every epoch."""
 
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
@@ -126,10 +128,10 @@ def test_a_training_interrupted_in_the_middle_of_writing_leaves_each_row_once(
     assert len(read_rows(out, ResourceRow)) == 1, "of the end"
 
 
-def test_an_iteration_has_its_name_when_it_is_on_the_disk_and_its_journal_goes(
+def test_iteration_file_is_named_after_fsync_and_then_its_journal_is_removed(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A power cut would leave an empty file otherwise."""
+    """Otherwise a power failure could leave an empty file."""
     done: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
     with RunWriter(out) as writer:
@@ -144,22 +146,22 @@ def test_an_iteration_has_its_name_when_it_is_on_the_disk_and_its_journal_goes(
     assert not (out / "telemetry" / "unfinished-00001").exists()
 
 
-def test_a_training_that_is_over_leaves_whole_iterations_and_nothing_else(out: Path) -> None:
+def test_finished_training_leaves_complete_iterations_and_nothing_else(out: Path) -> None:
     now = 0.0
     with RunWriter(out, clock=lambda: now) as writer:
         write_iteration(writer, 1)
         with writer.iteration(2, is_last=True):
             writer.emit(fake_run.update_row(2))
-        now = 60.0  # a last resource row would be due, were it not with the last iteration
+        now = 60.0  # A last resource row would be due, but is part of the last iteration.
     assert list((out / "telemetry").glob("unfinished-*")) == []
     assert [row.t for row in read_rows(out, ResourceRow)] == [0.0]
 
 
-# --- resuming -------------------------------------------------------------------------------------
+# --- resuming ---------------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_goes_on_after_its_checkpoint_in_its_own_time(out: Path) -> None:
-    """Two seconds until the checkpoint, a break, then one second more."""
+def test_resumed_run_continues_after_its_checkpoint_with_its_own_clock(out: Path) -> None:
+    """Two seconds until the checkpoint, a pause, then one second more."""
     now = 100.0
     with RunWriter(out, clock=lambda: now) as writer:
         with writer.iteration(0):
@@ -182,7 +184,7 @@ def test_a_resumed_run_goes_on_after_its_checkpoint_in_its_own_time(out: Path) -
     assert len(read_rows(out, RunRow)) == 1
 
 
-def test_a_run_killed_while_it_resumes_has_no_half_of_an_iteration_and_no_gap(
+def test_run_killed_while_resuming_has_no_partial_iteration_and_no_gap(
     out: Path, killed: IterationJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
@@ -205,7 +207,7 @@ def test_a_run_killed_while_it_resumes_has_no_half_of_an_iteration_and_no_gap(
         assert [row.iteration for row in read_rows(out, UpdateRow)] == left
 
 
-def test_a_run_that_began_without_its_own_row_begins_again(out: Path) -> None:
+def test_run_without_run_row_starts_over(out: Path) -> None:
     with RunWriter(out) as writer, pytest.raises(KeyboardInterrupt), writer.iteration(0):
         raise KeyboardInterrupt
     with RunWriter(out, resume_from=RowMark(0, 0.0)) as writer, writer.iteration(0):
@@ -213,15 +215,15 @@ def test_a_run_that_began_without_its_own_row_begins_again(out: Path) -> None:
     assert len(read_rows(out, RunRow)) == 1
 
 
-# --- a full disk ----------------------------------------------------------------------------------
+# --- full disk --------------------------------------------------------------------------------------
 
 
-def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(
+def test_journal_on_a_full_disk_is_dropped_until_the_next_shard(
     out: Path, killed: IterationJournal, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also where closing a file reports it once more."""
+    """Also if closing the file reports the error again."""
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "write_all", full_disk)
+        patch.setattr(iteration_journal, "write_all", full_disk)
         patch.setattr(os, "close", full_disk)
         killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
     killed.take(2, 0, [fake_run.epoch_row(2, episode=1)])
@@ -230,7 +232,7 @@ def test_a_journal_on_a_full_disk_is_given_up_until_the_next_shard(
     assert capfd.readouterr().err == ""
 
 
-def test_after_a_full_disk_the_journal_of_that_iteration_is_left_and_a_resumed_run_goes_on(
+def test_full_disk_keeps_the_journal_of_that_iteration_and_a_resumed_run_continues(
     out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def take(number: int) -> None:
@@ -257,7 +259,7 @@ def test_after_a_full_disk_the_journal_of_that_iteration_is_left_and_a_resumed_r
     assert (out / "telemetry" / "rows-00002-00004").is_dir(), "what is missing is no damage"
 
 
-def test_another_writer_is_refused_as_long_as_the_first_is_there(out: Path) -> None:
+def test_second_writer_is_refused_while_the_first_is_alive(out: Path) -> None:
     begin: dict[str, Any] = {"resume_from": RowMark(0, 0.0)}
     with RunWriter(out) as writer:
         write_iteration(writer, 1)

@@ -1,7 +1,7 @@
-"""Evaluates the alert rules on a run's rows: raised once when a condition begins, cleared once when it ends.
+"""Evaluation of the alert rules: an alert is raised when its condition starts and cleared when it ends.
 
-What it says is a function of the rows that it was given. No rule sees rows of two tables, so those of
-finished iterations may be given again table by table.
+The alerts depend only on the rows. No rule uses rows of two tables, so the rows of finished iterations can be
+replayed table by table.
 """
 
 from collections.abc import Mapping
@@ -12,44 +12,44 @@ import msgspec
 
 from esper.leyline.rows import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from esper.leyline.stages import OCCUPIED_STAGES
-from esper.nissa.conditions import Past, Reading
-from esper.nissa.rules import GOVERNOR_RULES, RULES, Rule
+from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
+from esper.nissa.conditions import Reading, RowHistory
 
 PASSED: Final = "It has passed."
-"""What a cleared alert says in the place of a hint."""
+"""Hint of a cleared alert."""
 _RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = {
     table: tuple(rule for rule in RULES if rule.table is table) for table in {rule.table for rule in RULES}
 }
 
 
 @dataclass(slots=True)
-class _Course:
-    """What one rule has found about one thing."""
+class _AlertState:
+    """State of one rule for one scope."""
 
     wrong_in_a_row: int = 0
     raised: AlertRow | None = None
-    """The alert, until it is cleared."""
+    """The open alert; None if there is none."""
     env: int | None = None
     slot: int | None = None
-    """Where the thing is, if it is part of an episode and ends with it."""
+    """Slot of a scope within an episode, whose alert ends with the seed or the episode."""
 
 
-class Watch:
-    """The rules of one run, and what they have seen."""
+class AlertMonitor:
+    """Alert rules of one run with their state."""
 
     def __init__(self, run: RunRow) -> None:
-        self._past = Past(run)
-        self._courses: dict[tuple[str, str], _Course] = {}
-        """By rule and scope."""
+        self._past = RowHistory(run)
+        self._states: dict[tuple[str, str], _AlertState] = {}
+        """State by rule and scope."""
 
     def take(self, row: Row) -> list[AlertRow]:
-        """The alerts that this row raises or clears; those of the governor are noted and not repeated."""
+        """Return the alerts that a row raises or clears; governor alerts are recorded, not repeated."""
         alerts: list[AlertRow | None] = []
         for rule in _RULES_OF.get(type(row), ()):
-            alerts += [self._evaluate(rule, reading, row) for reading in rule.look(row, self._past)]
+            alerts += [self._evaluate(rule, reading, row) for reading in rule.evaluate(row, self._past)]
         match row:
             case AlertRow(event="raised") if row.rule in GOVERNOR_RULES:
-                self._courses[row.rule, row.scope] = _Course(raised=row, env=row.env)
+                self._states[row.rule, row.scope] = _AlertState(raised=row, env=row.env)
             case EpisodeRow():
                 alerts += self._end_of(row, slot=None)
             case TransitionRow() if row.to_stage not in OCCUPIED_STAGES:
@@ -58,7 +58,7 @@ class Watch:
         return [alert for alert in alerts if alert is not None]
 
     def _evaluate(self, rule: Rule, reading: Reading, row: Row) -> AlertRow | None:
-        course = self._courses.setdefault((rule.name, reading.scope), _Course())
+        course = self._states.setdefault((rule.name, reading.scope), _AlertState())
         if isinstance(row, SeedRow):
             course.env, course.slot = row.env, row.slot
         course.wrong_in_a_row = course.wrong_in_a_row + 1 if reading.wrong else 0
@@ -80,10 +80,10 @@ class Watch:
         return None
 
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
-        """What was about the episode that ended, or about the seed that is gone, is over."""
-        courses = list(self._courses.items())
+        """Clear the alerts of the episode that ended, or of the seed that left its slot."""
+        courses = list(self._states.items())
         ended = [key for key, one in courses if one.env == row.env and slot in (None, one.slot)]
-        raised = [self._courses.pop(key).raised for key in ended]
+        raised = [self._states.pop(key).raised for key in ended]
         return [_cleared(alert, value=None, **_place(row)) for alert in raised if alert is not None]
 
 
@@ -92,7 +92,7 @@ def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
 
 
 def _when(row: Row) -> dict[str, Any]:
-    """The columns of an alert that say when, and in which episode if it is about one."""
+    """Return the columns of an alert for its time, and for its episode if the row belongs to one."""
     match row:
         case SeedRow():
             return _place(row)
@@ -102,5 +102,5 @@ def _when(row: Row) -> dict[str, Any]:
 
 
 def _place(row: EnvRow) -> dict[str, Any]:
-    """The columns that say where in a run a row belongs."""
+    """Return the columns that locate a row within the run."""
     return {name: getattr(row, name) for name in ("env", "episode", "attempt", "iteration", "epoch")}

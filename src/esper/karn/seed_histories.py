@@ -1,10 +1,9 @@
-"""What became of every seed of one episode, gathered from its transition and seed rows."""
+"""History of every seed of one episode, from its transition rows and seed rows."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from esper.karn.palette import LOOKS
 from esper.leyline.factored_actions import BLEND_IDS
@@ -13,28 +12,27 @@ from esper.leyline.stages import Stage
 
 S = TypeVar("S", TransitionRow, SeedRow)
 HORIZON: Final = "horizon"
-"""Why an episode ends as planned, and the word by which a reason says that this end removed the seed."""
+"""``ended_by`` of an episode that reached its horizon; also part of the reason of a seed removed there."""
 FATES: Final = {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
-"""The stage that each fate looks like; any other seed is alive."""
+"""Stage with whose look each fate is drawn; a seed without one of these fates is alive."""
 
 
-@dataclass(frozen=True, slots=True)
-class SeedHistory:
+class SeedHistory(NamedTuple):
     """One seed from germination to its end; None is unknown."""
 
     seed: int
-    """Serial number within its episode."""
+    """Serial number of the seed within the episode."""
     slot: str
     blueprint: str
     style: str | None
     germinated_at: int
     stages: tuple[tuple[Stage, int], ...]
-    """Each stage and how many epochs it lasted; GERMINATED only if it lasted any."""
+    """Each stage with its number of epochs; GERMINATED only if it lasted at least one epoch."""
     fate: str
-    """fossilized, pruned, removed at horizon or alive."""
+    """One of fossilized, pruned, removed at horizon, alive."""
     fate_epoch: int
     cause: str
-    """Who decided the fate, as in the transition row."""
+    """Origin of the final transition, as in the transition row."""
     reason: str
     params: int | None
     contribution: float | None
@@ -43,17 +41,17 @@ class SeedHistory:
 
     @property
     def fate_stage(self) -> Stage | None:
-        """The stage that its fate looks like; None: it is alive."""
+        """Stage with whose look the fate is drawn; None if the seed is alive."""
         return FATES.get(self.fate)
 
     @property
     def end(self) -> int:
-        """The epoch after which it is gone, or the last one that is known."""
+        """Last epoch of the seed, or the last known epoch if it is alive."""
         return self.germinated_at + sum(epochs for _, epochs in self.stages)
 
     @property
     def course(self) -> str:
-        """The stages in short: ``T2 B3 H1 F`` trained for 2 epochs, blended for 3, held for 1, stayed."""
+        """Stages with epochs: ``T2 B3 H1 F`` is 2 epochs TRAINING, 3 BLENDING, 1 HOLDING, then FOSSILIZED."""
         return " ".join(
             LOOKS[stage].letter + ("" if stage is Stage.FOSSILIZED else str(epochs))
             for stage, epochs in self.stages
@@ -63,14 +61,21 @@ class SeedHistory:
 def seed_histories(
     run: RunRow, last_epoch: int, seeds: Iterable[SeedRow], transitions: Iterable[TransitionRow]
 ) -> list[SeedHistory]:
-    """The seeds of an episode in the order of their germination, from the rows of that episode alone."""
+    """Return the seeds of one episode in order of germination.
+
+    Args:
+        run: Run row with the names behind the indices.
+        last_epoch: Last known epoch of the episode.
+        seeds: Seed rows of this episode only.
+        transitions: Transition rows of this episode only.
+    """
     moves_of = grouped((row for row in transitions if row.seed >= 0), lambda row: row.seed)
     rows_of = grouped(seeds, lambda row: row.seed)
     return [_seed_history(run, last_epoch, moves, rows_of[seed]) for seed, moves in sorted(moves_of.items())]
 
 
 def grouped(rows: Iterable[S], key: Callable[[S], int]) -> Mapping[int, list[S]]:
-    """The rows by a number of theirs, each group in their order."""
+    """Group rows by a key and keep their order within each group."""
     found: dict[int, list[S]] = defaultdict(list)
     for row in rows:
         found[key(row)].append(row)
@@ -82,7 +87,7 @@ def _seed_history(
 ) -> SeedHistory:
     fate, fate_epoch, reason = _fate(moves[-1], last_epoch)
     measured = next((row for row in reversed(rows) if row.contribution is not None), None)
-    # For a seed that left in the epoch in which it was first measured, so that no seed row tells.
+    # A seed removed in the epoch of its first measurement has that measurement only in a transition row.
     at_a_move = next((move.contribution for move in reversed(moves) if move.contribution is not None), None)
     return SeedHistory(
         seed=moves[0].seed,
@@ -113,7 +118,7 @@ def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stag
 
 
 def _fate(last: TransitionRow, last_epoch: int) -> tuple[str, int, str]:
-    """The fate, its epoch, and its reason unless that only repeats it."""
+    """Return the fate, its epoch, and the reason unless it repeats the fate."""
     stage = Stage(last.to_stage)
     if stage not in FATES.values():
         return "alive", last_epoch, ""

@@ -1,62 +1,64 @@
-"""What does the network look like: every slot over the epochs of one episode, under the episode's score."""
+"""Stages of every slot over the epochs of one episode, with the score of the episode."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from esper.karn.episodes import SeedHistory, grouped, seed_histories
 from esper.karn.metric import Metric, metric_of
-from esper.karn.questions.episodes import THIS_EPISODE, EpisodeKey, default_episode, episode_name, is_training
-from esper.karn.questions.places import Courses, Place, Values
+from esper.karn.questions.episode_selection import (
+    THIS_EPISODE,
+    EpisodeKey,
+    default_episode,
+    episode_name,
+    is_training,
+)
+from esper.karn.questions.series import AxisBin, Series, Values
 from esper.karn.run import Run
+from esper.karn.seed_histories import SeedHistory, grouped, seed_histories
 from esper.leyline.rows import EpochRow, SeedRow, TransitionRow
 from esper.leyline.stages import FORWARD_STAGES, Stage
 
 MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
-"""The moves that get a mark of their own."""
+"""Stages whose transitions are marked in the picture."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """A stage of a slot, from the end of epoch ``start`` to the end of epoch ``end``."""
 
     stage: Stage
     start: int
     end: int
     alphas: tuple[float | None, ...]
-    """The blend weight in each of its epochs; None: the run did not record it."""
+    """Blend weight in each epoch; None if it was not recorded."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """One slot."""
+class Lane(NamedTuple):
+    """Stages and seeds of one slot."""
 
     slot: str
     stage: Stage
-    """The present one."""
+    """Current stage."""
     alpha: float | None
-    """Blend weight for the epoch to come; None: the slot is empty, or the run did not record it."""
+    """Blend weight for the next epoch; None if the slot is empty or the weight was not recorded."""
     spans: tuple[Span, ...]
-    """In order and without gaps; what is left out is an empty slot."""
+    """Spans in order; the slot is empty between them."""
     marks: tuple[TransitionRow, ...]
-    """The moves that matter."""
+    """Transitions to one of the ``MARKED`` stages."""
     seeds: tuple[SeedHistory, ...]
-    """In the order of their germination."""
+    """Seeds in order of germination."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lanes:
-    """One episode: its scores and its slots over the same epochs."""
+class Lanes(NamedTuple):
+    """Scores and slots of one episode over the same epochs."""
 
     episode: EpisodeKey
     name: str
-    """The episode in words."""
+    """Name of the episode."""
     horizon: int
-    """Where the axis ends; the episode may have ended before, or go on."""
+    """End of the axis; the episode may have ended before, or be unfinished."""
     epoch: int
-    """The last epoch that is known."""
-    scores: Courses | None
-    """``score`` and ``twin`` after each epoch; None: none is known."""
+    """Last known epoch."""
+    scores: Series | None
+    """``score`` and ``twin`` after each epoch; None if no epoch is known."""
     lanes: tuple[Lane, ...]
     metric: Metric
 
@@ -67,7 +69,7 @@ class Lanes:
 
 
 def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
-    """Of one episode; without one, of the run's default episode. None: nothing is known of it."""
+    """Return the lanes of an episode, by default of the default episode; None without rows."""
     episode = default_episode(run) if episode is None else episode
     if episode is None:
         return None
@@ -103,14 +105,14 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     )
 
 
-def _scores(epochs: Sequence[EpochRow], end: int, metric: Metric) -> Courses | None:
+def _scores(epochs: Sequence[EpochRow], end: int, metric: Metric) -> Series | None:
     if not epochs:
         return None
     values: dict[str, Values] = {
         "score": [getattr(row, metric.column) for row in epochs],
         "twin": [row.twin_score for row in epochs],
     }
-    return Courses("epoch", end, tuple(Place(row.epoch, row.epoch) for row in epochs), values, metric)
+    return Series("epoch", end, tuple(AxisBin(row.epoch, row.epoch) for row in epochs), values, metric)
 
 
 def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float]) -> tuple[Span, ...]:
@@ -123,5 +125,5 @@ def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float
 
 
 def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | None:
-    """The weight in the next epoch; 0 for a seed outside the network, where weights are recorded."""
+    """Return the weight in the next epoch; 0 for a seed outside the network if weights are recorded."""
     return alphas.get(epoch, 0.0 if alphas and stage not in FORWARD_STAGES else None)

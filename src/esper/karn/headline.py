@@ -1,30 +1,28 @@
-"""What a run comes to, in plain sentences and a few large numbers; all of them are the outcome's."""
+"""Headline of a run: a few sentences and key figures, derived from its result."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from esper.karn import notation, outcome
+from esper.karn import notation, run_result
 from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.outcome import Comparison, Result
-from esper.karn.questions.episodes import is_training, unfinished_episode
-from esper.karn.questions.progress import progress
+from esper.karn.questions.episode_selection import is_training, unfinished_episode
+from esper.karn.questions.overview import progress
 from esper.karn.run import Run
+from esper.karn.run_result import Comparison, Result
 from esper.karn.statistics import Estimate
 from esper.leyline.rows import UpdateRow
 
 
-@dataclass(frozen=True, slots=True)
-class Fact:
-    """One large number, what it is and what it is to be compared with."""
+class Fact(NamedTuple):
+    """A key figure with its name and a comparison."""
 
     name: str
     value: str
     note: str
 
 
-@dataclass(frozen=True, slots=True)
-class Conclusion:
-    """What a reader should know who reads no further."""
+class Conclusion(NamedTuple):
+    """Headline, further sentences and key figures of a run."""
 
     headline: str
     sentences: list[str]
@@ -32,16 +30,17 @@ class Conclusion:
 
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
-    rows = outcome.final_rows(run)
-    episodes = outcome.result(run, rows)
-    evaluation = outcome.best_evaluation(run) if is_training(run) else None
+    """Return headline, sentences and key figures of a run, with comparisons if there are any."""
+    rows = run_result.final_rows(run)
+    episodes = run_result.result(run, rows)
+    evaluation = run_result.best_evaluation(run) if is_training(run) else None
     sentences = [how_far_text(run)]
     if episodes is None:
         return Conclusion(_unfinished(run), sentences, [])
     if is_training(run):
         number = rows[0].iteration or 0
         headline = _trained_headline(evaluation, episodes, number)
-        sentences += _course_sentences(run, number)
+        sentences += _contrast_sentences(run, number)
         facts = [*_evaluation_facts(evaluation), _score_fact(episodes, f"validation, iteration {number}")]
     else:
         many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
@@ -54,10 +53,11 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons, purpose))
 
 
-# --- how far --------------------------------------------------------------------------------------
+# --- progress ---------------------------------------------------------------------------------------
 
 
 def how_far_text(run: Run) -> str:
+    """Return a sentence on the progress of the run."""
     found = progress(run)
     if not found.done:
         none = {"running": f"Still running: no {found.unit} is done yet."}
@@ -68,9 +68,9 @@ def how_far_text(run: Run) -> str:
 
 
 def _unfinished(run: Run) -> str:
-    """What is known before the first episode is over, or an episode of a training's iteration lasted."""
+    """Return the headline of a run without a result."""
     if is_training(run):
-        if outcome.broken_episodes(run):
+        if run_result.broken_episodes(run):
             return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
         return "No iteration is done, so there is no result."
     going = unfinished_episode(run)
@@ -84,11 +84,11 @@ def _unfinished(run: Run) -> str:
     return f"After epoch {going.epoch}{of} the {metric.name} is {metric.text(score)}{against}."
 
 
-# --- what it reached ------------------------------------------------------------------------------
+# --- result -----------------------------------------------------------------------------------------
 
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
-    """The best evaluation, beside the last iteration, whose episodes have twins."""
+    """Return the best evaluation, and the last iteration against its twins."""
     if evaluation is None:
         return f"The {_iteration_text(number, episodes)}"
     score = notation.points(evaluation.evaluation_score)
@@ -98,13 +98,13 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
     )
 
 
-def _course_sentences(run: Run, number: int) -> list[str]:
-    """The first iteration for contrast, and what the numbers of the last one leave out."""
+def _contrast_sentences(run: Run, number: int) -> list[str]:
+    """Return sentences on the first iteration, and on the episodes that broke down in the last one."""
     sentences = []
-    first = outcome.result(run, outcome.episodes_of_iteration(run, 1)) if number > 1 else None
+    first = run_result.result(run, run_result.episodes_of_iteration(run, 1)) if number > 1 else None
     if first is not None:
         sentences.append(f"The {_iteration_text(1, first)}")
-    if broken := outcome.broken_episodes(run):
+    if broken := run_result.broken_episodes(run):
         are = "is" if broken == 1 else "are"
         episodes = _counted(broken, "episode").capitalize()
         sentences.append(f"{episodes} of iteration {number} broke down and {are} not counted.")
@@ -112,7 +112,7 @@ def _course_sentences(run: Run, number: int) -> list[str]:
 
 
 def _iteration_text(number: int, episodes: Result) -> str:
-    """How the episodes of an iteration compare with their twins: a sentence without its first word."""
+    """Compare the episodes of an iteration with their twins, as a sentence without its first word."""
     return (
         f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
         f" {_reached(episodes)}{_against_twins(episodes)}"
@@ -126,7 +126,7 @@ def _reached(episodes: Result) -> str:
 
 
 def _against_twins(episodes: Result) -> str:
-    """The end of a sentence."""
+    """Return the end of a sentence: the lead over the twins."""
     if episodes.lead is None:
         return "; no twin is known to compare with."
     twins = "their twins" if episodes.episodes > 1 else "its twin"
@@ -134,6 +134,7 @@ def _against_twins(episodes: Result) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
+    """Return a sentence on the result relative to another run."""
     name = found.run.row.name
     if found.result is None:
         return f"Against {name}: it has no finished episode. {how_far_text(found.run)}"
@@ -150,7 +151,7 @@ def comparison_text(found: Comparison) -> str:
     )
 
 
-# --- the large numbers ----------------------------------------------------------------------------
+# --- key figures ------------------------------------------------------------------------------------
 
 
 def _evaluation_facts(evaluation: UpdateRow | None) -> list[Fact]:
@@ -180,13 +181,13 @@ def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], p
 
 
 def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int], str]) -> Fact:
-    """Times the host's."""
+    """Return the ratio of the grown network to the host."""
     change = f"{text(round(host.mean))} → {text(round(grown.mean))}"
     return Fact(name, notation.factor(grown.mean, host.mean), change)
 
 
 def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str:
-    """Times that of the first run it is compared with; empty where there is none."""
+    """Return the compute relative to the first compared run with a result, empty if there is none."""
     for found in comparisons:
         if found.result is not None:
             factor = notation.factor(episodes.flops.mean, found.result.flops.mean)
@@ -194,16 +195,16 @@ def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str
     return ""
 
 
-# --- numbers in sentences -------------------------------------------------------------------------
+# --- number formats ---------------------------------------------------------------------------------
 
 
 def gain_text(value: Estimate, metric: Metric = SCORE) -> str:
-    """A mean difference with its interval, where it has one."""
+    """Format a mean difference with its interval."""
     return metric.gain_with_error(value.mean, value.margin)
 
 
 def over(lead: float, spread: float | None = None) -> str:
-    """A difference in words: so many points above or below."""
+    """Return a difference in words, such as "1.2 points above"."""
     size = notation.points(abs(lead)) + ("" if spread is None else f" ± {notation.points(spread)}")
     if float(notation.points(lead)) == 0:
         return f"{size} points from" if spread is not None else "level with"

@@ -1,6 +1,6 @@
-"""What was asked about runs and answered: kept until the run has new rows.
+"""Cache of computed answers about runs, valid until a run has new rows.
 
-Opened runs are used by one thread at a time, and only a few stay open.
+Runs are used by one thread at a time, and only a few stay open.
 """
 
 import threading
@@ -14,7 +14,7 @@ import duckdb
 
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import LOCK_FILE
-from esper.karn.line_copies import sentence_of
+from esper.karn.jsonl_tables import error_text
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
 from esper.leyline.errors import EsperError
@@ -23,15 +23,15 @@ T = TypeVar("T")
 OPEN_RUNS: Final = 8
 ANSWERS: Final = 500
 DAMAGE: Final = (EsperError, duckdb.Error, OSError, LookupError, ValueError, TypeError, ArithmeticError)
-"""What a run's files can bring about: they cannot be read, or their rows contradict each other."""
+"""Errors caused by the files of a run: unreadable files, or rows that contradict each other."""
 
 
 class ReadingError(EsperError):
-    """A run that cannot be read; the others can."""
+    """A run that cannot be read; other runs are not affected."""
 
 
-class Readings:
-    """Answers about the runs of a folder. Any thread may ask; one answer is worked out at a time."""
+class AnswerCache:
+    """Answers about the runs of a folder. Thread-safe; one answer is computed at a time."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -39,16 +39,22 @@ class Readings:
         self._open = lru_cache(OPEN_RUNS)(lambda path, *telemetry: open_run(path))
         self._answers: OrderedDict[Hashable, tuple[str, object]] = OrderedDict()
 
-    def ask(self, id: str, question: Hashable, answer: Callable[..., T], beside: str | None = None) -> T:
-        """``answer(run)``, from memory if it was asked the same ``question`` since the run's last row.
+    def ask(self, id: str, question: Hashable, answer: Callable[..., T], compared: str | None = None) -> T:
+        """Return ``answer(run)``, from the cache if the run has no new rows.
 
-        ``beside`` is the id of another run, which ``answer`` then gets too, unless it cannot be read. A run
-        that cannot be read gives the same error each time.
+        Args:
+            id: Id of the run.
+            question: Cache key of the answer.
+            answer: Function of the run, and of the second run if there is one.
+            compared: Id of a second run; it is left out if it cannot be read.
+
+        Raises:
+            ReadingError: The run cannot be read; the error is cached as well.
         """
         found = self.folder.run(id)
-        other = None if beside is None else self.folder.run(beside)
+        other = None if compared is None else self.folder.run(compared)
         version = found.version if other is None else f"{found.version} {other.version}"
-        key = (id, question, beside)
+        key = (id, question, compared)
         with self._lock:
             known_version, known = self._answers.get(key, (None, None))
             if known_version != version:
@@ -61,8 +67,8 @@ class Readings:
             raise ReadingError(str(known))
         return known  # type: ignore[return-value]  # a question always has the same kind of answer
 
-    def knows(self, id: str, question: Hashable) -> bool:
-        """Whether the answer is in memory, if perhaps of fewer rows."""
+    def is_cached(self, id: str, question: Hashable) -> bool:
+        """Return whether an answer is cached, even one from fewer rows."""
         return (id, question, None) in self._answers
 
     def _work_out(
@@ -80,11 +86,12 @@ class Readings:
         try:
             return work_out()
         except DAMAGE as error:
-            reason = sentence_of(error).replace(f"{found.path}/", "")
+            reason = error_text(error).replace(f"{found.path}/", "")
             return ReadingError(f"'{found.name}' cannot be read: {reason}")
 
     def _opened(self, path: Path) -> Run:
-        """The run in a directory; another one if that was removed and made anew."""
-        lock = path / TELEMETRY / LOCK_FILE  # which no writer ever changes
+        """Return the open run in a directory; a directory that was removed and recreated is a new run."""
+        # The lock file keeps its inode and change time for the life of a run.
+        lock = path / TELEMETRY / LOCK_FILE
         status = (lock if lock.exists() else path / TELEMETRY).stat()
         return self._open(path, status.st_ino, status.st_ctime_ns)

@@ -1,7 +1,6 @@
-"""The answer to one SQL query over a run, within limits of rows, bytes and memory.
+"""Answer one SQL query over a run, within limits of rows, bytes and memory.
 
-Rows beyond their limit are left out with a note, since a look at the first ones is what such a query is
-for. Whatever else is too much is refused.
+Rows beyond the row limit are omitted with a note. An answer beyond the byte or memory limit is refused.
 """
 
 import math
@@ -12,31 +11,42 @@ import duckdb
 import msgspec
 
 from esper.files.row_files import TELEMETRY
-from esper.karn.line_copies import sentence_of
+from esper.karn.jsonl_tables import error_text
 from esper.karn.tables import QueryError, Tables, check_statement
 
 FETCHED: Final = 100
-"""Rows taken from the database at once."""
+"""Rows fetched from the database at once."""
 MAX_BYTES: Final = 50_000_000
-"""Of the answer as JSON."""
+"""Largest answer as JSON, in bytes."""
 MEMORY: Final = 4_000
-"""MB that the database may take."""
+"""Memory limit of the database, in MB."""
 
 
-class Answer(msgspec.Struct):
-    """What came of a query, in plain values."""
+class SqlAnswer(msgspec.Struct):
+    """Columns, types and rows of a query result, as JSON-compatible values."""
 
     columns: list[str]
     types: list[str]
     rows: list[list[Any]]
     note: str | None
-    """Why rows were left out; None: these are all."""
+    """Reason why rows are missing; None if the answer is complete."""
 
 
-def answer(
+def answer_query(
     run_dir: Path, query: str, max_rows: int | None, max_bytes: int = MAX_BYTES, memory: int = MEMORY
-) -> Answer:
-    """Ask a run for so many rows, or for all; raises ``QueryError`` where that is not allowed or possible."""
+) -> SqlAnswer:
+    """Run a SQL query over the tables of a run.
+
+    Args:
+        run_dir: Directory of the run.
+        query: One SELECT, WITH, DESCRIBE or SHOW statement.
+        max_rows: Number of rows to return; None returns all.
+        max_bytes: Largest answer, encoded as JSON.
+        memory: Memory limit of the database in MB.
+
+    Raises:
+        QueryError: The statement is not allowed, fails, or exceeds a limit.
+    """
     check_statement(query)
     try:
         found = Tables(run_dir / TELEMETRY, memory).ready_for(query).execute(query)
@@ -45,15 +55,15 @@ def answer(
     except (duckdb.OutOfMemoryException, MemoryError):
         raise QueryError(f"the query needs more than {memory} MB of memory; ask for less") from None
     except duckdb.Error as error:
-        raise QueryError(f"the query cannot be answered: {sentence_of(error)}") from None
+        raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
     names, types = [name for name, *_ in described], [str(kind) for _, kind, *_ in described]
-    return Answer(names, types, rows, note)
+    return SqlAnswer(names, types, rows, note)
 
 
 def _taken(
     found: duckdb.DuckDBPyConnection, max_rows: int | None, max_bytes: int
 ) -> tuple[list[list[Any]], str | None]:
-    """The first rows, and why there are not more; refuses rows that are too large together."""
+    """Return the first rows, and a note if more exist; raise ``QueryError`` above ``max_bytes``."""
     rows: list[list[Any]] = []
     size = 0
     while fetched := found.fetchmany(FETCHED):
@@ -72,7 +82,7 @@ def _taken(
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it; numbers too large for it and dates become text."""
+    """Convert a database value to a JSON value; dates and integers beyond 64 bits become text."""
     if isinstance(value, dict):
         return {str(name): _plain(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):

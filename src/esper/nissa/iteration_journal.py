@@ -1,9 +1,9 @@
-"""The rows of a training's iteration in progress: what readers find of it if the training is killed.
+"""Journal of a training's unfinished iteration, which readers use if the training is killed.
 
-The rows of an iteration are written when it is complete, one environment after the other, however many
-processes took part. Until then every process appends its rows to files, one per shard of environments,
-after each epoch. A file that cannot be written is given up without a word: the rows are still written with
-their iteration, and if that cannot be written, ``RunWriter`` says so.
+The rows of an iteration are written when it is complete, ordered by environment regardless of the number of
+processes. Until then, every process appends its rows after each epoch to one file per shard of environments.
+A journal that cannot be written is dropped silently: its rows are still written with the iteration, and
+``RunWriter`` reports it if that fails.
 """
 
 import os
@@ -19,7 +19,7 @@ from esper.nissa.encoding import RowEncoder
 
 
 class IterationJournal:
-    """The files of one process, which works on one shard after the other."""
+    """Journal files of one process, which works on one shard after another."""
 
     def __init__(
         self, directory: Path, detail: Detail, clock: Callable[[], float] = time.perf_counter
@@ -32,11 +32,17 @@ class IterationJournal:
         self._file: int | None = None
 
     def begin(self, began: float) -> None:
-        """``began`` is the moment of the clock from which all processes of the run count its time."""
+        """Set the clock value at which the run started, common to all processes."""
         self._began = began
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
-        """Hand the rows of an epoch of a shard, named by its first environment, to the operating system."""
+        """Append the rows of an epoch of a shard.
+
+        Args:
+            iteration: Number of the iteration.
+            env: First environment of the shard, which names the file.
+            rows: Rows of the epoch.
+        """
         t = self._clock() - self._began
         lines = bytearray()
         for row in rows:
@@ -52,23 +58,23 @@ class IterationJournal:
             if self._file is not None:
                 write_all(self._file, lines)
         except OSError:
-            with suppress(OSError):  # network file systems report a full disk once more
+            with suppress(OSError):  # network file systems report a full disk again on close
                 self.close()
 
     def close(self) -> None:
-        """Let go of the file; closing twice does nothing."""
+        """Close the file; may be called twice."""
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)
 
 
 def open_to_append(path: Path) -> int:
-    """The descriptor of a file, made with its folder if need be; raises ``OSError``."""
+    """Open a file for appending and create its folder; raises ``OSError``."""
     path.parent.mkdir(exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
 
 def write_all(file: int, content: bytearray) -> None:
-    """Hand all bytes to the operating system; ``content`` keeps those that were not. Raises ``OSError``."""
+    """Write all bytes; after an ``OSError``, ``content`` holds the bytes that were not written."""
     while content:
         del content[: os.write(file, content)]

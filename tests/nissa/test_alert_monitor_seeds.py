@@ -1,4 +1,4 @@
-"""Rules of seeds and of the governor, on rows made by hand."""
+"""Alert rules of seeds and of the governor, on rows made by hand."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from esper.leyline.rows import AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
-from esper.nissa.watch import Watch
+from esper.nissa.alert_monitor import AlertMonitor
 from tests.karn import fake_run
 from tests.nissa.record import replay
-from tests.nissa.test_watch import entropies, episode, run_row, seed, shares, told, update
+from tests.nissa.test_alert_monitor import alerts_of, entropies, episode, run_row, seed, shares, update
 from tests.rows import change
 
 # --- seeds ------------------------------------------------------------------------------------------
@@ -21,17 +21,17 @@ HERE = "environment 3 slot r0c1"
 
 @pytest.mark.parametrize(("health", "found"), [(0.7, []), (0.69, [(2, "raised", "dead-seed", HERE)])])
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
-def test_a_seed_that_does_not_learn_is_dead_after_two_epochs(
+def test_seed_with_low_gradient_health_is_dead_after_two_epochs(
     stage: Stage, health: float, found: list[tuple[int, str, str, str]]
 ) -> None:
     rows = [seed(epoch, stage=stage, gradient_health=health) for epoch in (4, 5, 6)]
-    assert told(Watch(run_row()), rows) == found
+    assert alerts_of(AlertMonitor(run_row()), rows) == found
 
 
-def test_what_cannot_be_removed_any_more_is_not_dead() -> None:
+def test_fossilized_seed_is_never_dead() -> None:
     rows = [seed(epoch, stage=Stage.HOLDING, gradient_health=0.0) for epoch in (4, 5)]
     fossils = [seed(epoch, stage=Stage.FOSSILIZED, gradient_health=0.0) for epoch in (6, 7, 8)]
-    assert told(Watch(run_row()), [*rows, *fossils]) == [
+    assert alerts_of(AlertMonitor(run_row()), [*rows, *fossils]) == [
         (2, "raised", "dead-seed", HERE),
         (3, "cleared", "dead-seed", HERE),
     ]
@@ -40,64 +40,66 @@ def test_what_cannot_be_removed_any_more_is_not_dead() -> None:
 @pytest.mark.parametrize(
     ("changes", "raised"),
     [
-        ({"contribution": -1.95}, None),  # within its error bar
+        ({"contribution": -1.95}, None),  # within its error
         ({"contribution": -1.97}, 2),
-        ({"stage": Stage.BLENDING}, 3),  # at rest from the second epoch on
-        ({"stage": Stage.FOSSILIZED}, None),  # cannot be removed any more
+        ({"stage": Stage.BLENDING}, 3),  # constant alpha from the second epoch on
+        ({"stage": Stage.FOSSILIZED}, None),  # cannot be pruned any more
         ({"freshness": 0.99}, None),
         ({"contribution_error": None}, None),
     ],
 )
-def test_a_seed_hurts_where_it_could_be_removed_and_was_just_measured(
+def test_seed_is_harmful_only_if_prunable_and_freshly_measured(
     changes: dict[str, Any], raised: int | None
 ) -> None:
     rows = [seed(epoch, **{"contribution": -9.0, **changes}) for epoch in (4, 5, 6)]
     expected = [] if raised is None else [(raised, "raised", "harmful-seed", HERE)]
-    assert told(Watch(run_row(iterations=None)), rows) == expected
-    assert told(Watch(run_row(iterations=20)), rows) == [], "a policy in training may hold what hurts"
+    assert alerts_of(AlertMonitor(run_row(iterations=None)), rows) == expected
+    assert alerts_of(AlertMonitor(run_row(iterations=20)), rows) == [], (
+        "a policy in training may hold harmful seeds"
+    )
 
 
-def test_a_seed_does_not_hurt_while_its_alpha_moves_and_its_rest_is_not_that_of_its_successor() -> None:
+def test_seed_is_not_harmful_while_alpha_changes_and_successors_start_over() -> None:
     harm = {"contribution": -9.0, "stage": Stage.BLENDING}
     moving = [seed(epoch, alpha=0.1 * epoch, **harm) for epoch in (4, 5, 6)]
-    assert told(Watch(run_row(iterations=None)), moving) == []
+    assert alerts_of(AlertMonitor(run_row(iterations=None)), moving) == []
     rows = [seed(epoch, seed=number, alpha=0.5, **harm) for epoch, number in ((4, 1), (5, 2), (6, 2), (7, 2))]
-    assert told(Watch(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
+    assert alerts_of(AlertMonitor(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
 
 
-def test_seeds_of_other_slots_and_environments_are_told_apart() -> None:
+def test_seeds_of_different_slots_and_environments_are_distinguished() -> None:
     sick = {"stage": Stage.TRAINING, "gradient_health": 0.5}
     rows = [seed(4, **sick), seed(4, slot=2, **sick), seed(4, env=0, **sick), seed(5, slot=2, **sick)]
-    assert told(Watch(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
+    assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
 
 
 def dying(epochs: Iterable[int], **changes: Any) -> list[SeedRow]:
     return [seed(epoch, stage=Stage.TRAINING, gradient_health=0.5, **changes) for epoch in epochs]
 
 
-def test_an_alert_about_a_seed_is_over_when_the_seed_is_gone() -> None:
+def test_alert_of_a_seed_is_cleared_when_the_seed_is_removed() -> None:
     gone = replace(fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", ""), env=3, slot=1)
-    watch = Watch(run_row())
+    monitor = AlertMonitor(run_row())
     elsewhere = replace(gone, env=2)
     next_door = replace(gone, slot=2)
     onwards = replace(gone, to_stage=int(Stage.BLENDING))
-    assert told(watch, [*dying((4, 5)), elsewhere, next_door, onwards, gone]) == [
+    assert alerts_of(monitor, [*dying((4, 5)), elsewhere, next_door, onwards, gone]) == [
         (2, "raised", "dead-seed", HERE),
         (6, "cleared", "dead-seed", HERE),
     ]
-    assert told(watch, dying((8,), seed=9)) == [], "its successor begins anew"
+    assert alerts_of(monitor, dying((8,), seed=9)) == [], "its successor starts over"
 
 
-def test_an_alert_about_a_seed_is_over_when_its_episode_is() -> None:
-    watch = Watch(run_row())
+def test_alert_of_a_seed_is_cleared_when_its_episode_ends() -> None:
+    monitor = AlertMonitor(run_row())
     end = episode(0, env=3)
-    [*_, cleared] = [alert for row in [*dying((4, 5)), end] for alert in watch.take(row)]
+    [*_, cleared] = [alert for row in [*dying((4, 5)), end] for alert in monitor.take(row)]
     assert (cleared.event, cleared.rule, cleared.scope, cleared.value) == ("cleared", "dead-seed", HERE, None)
     assert (cleared.env, cleared.episode, cleared.epoch) == (3, 0, end.epoch)
-    assert told(watch, dying((1,), episode=1)) == []
+    assert alerts_of(monitor, dying((1,), episode=1)) == []
 
 
-# --- the governor's own alerts ----------------------------------------------------------------------
+# --- alerts of the governor -------------------------------------------------------------------------
 
 
 def intervention(**changes: Any) -> AlertRow:
@@ -106,22 +108,22 @@ def intervention(**changes: Any) -> AlertRow:
     )
 
 
-def test_an_intervention_is_not_repeated_and_is_over_when_the_episode_is() -> None:
-    watch = Watch(run_row())
+def test_governor_alert_is_not_repeated_and_is_cleared_with_the_episode() -> None:
+    monitor = AlertMonitor(run_row())
     pruned = fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", "")
-    assert watch.take(intervention()) == []
-    assert watch.take(episode(0, env=2)) == []
-    assert watch.take(replace(pruned, env=3)) == [], "it outlives a seed"
-    [cleared] = watch.take(episode(0, env=3, rollbacks=1))
+    assert monitor.take(intervention()) == []
+    assert monitor.take(episode(0, env=2)) == []
+    assert monitor.take(replace(pruned, env=3)) == [], "it outlives a seed"
+    [cleared] = monitor.take(episode(0, env=3, rollbacks=1))
     assert (cleared.event, cleared.rule, cleared.scope) == ("cleared", "divergence", "environment 3")
-    assert watch.take(episode(1, env=3)) == []
+    assert monitor.take(episode(1, env=3)) == []
 
 
-# --- replaying --------------------------------------------------------------------------------------
+# --- replay -----------------------------------------------------------------------------------------
 
 
 def eventful_iteration(number: int) -> list[Row]:
-    """Two episodes and an update; what goes wrong differs from iteration to iteration."""
+    """Return two episodes and an update with different problems in each iteration."""
     sign = -1 if 10 <= number < 30 else 1
     ended: list[Row] = [
         episode(number, env=env, val_score=30.0 + (7 * number + 3 * env) % 20, total_reward=0.0)
@@ -140,15 +142,15 @@ def eventful_iteration(number: int) -> list[Row]:
     return [*ended, update(number, mean_return=0.1, **wrong)]
 
 
-def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
+def test_monitor_of_a_resumed_run_continues_as_if_uninterrupted() -> None:
     iterations = [eventful_iteration(number) for number in range(1, 41)]
-    whole = Watch(run_row())
+    whole = AlertMonitor(run_row())
     expected = [whole.take(row) for rows in iterations for row in rows]
     assert {alert.rule for alerts in expected for alert in alerts} == {
         *("kl-runaway", "value-error", "head-collapse", "idle", "slow", "pays-for-worse")
     }
     for stop in (3, 14, 27):
-        resumed = Watch(run_row())
+        resumed = AlertMonitor(run_row())
         earlier = [row for rows in iterations[:stop] for row in rows]
         for kind in (EpisodeRow, UpdateRow):  # table by table, as they are read back
             for row in earlier:
@@ -157,11 +159,11 @@ def test_the_watch_of_a_resumed_run_goes_on_as_if_nothing_had_been() -> None:
         assert [resumed.take(row) for rows in iterations[stop:] for row in rows] == expected[len(earlier) :]
 
 
-def test_a_replay_finds_the_same_alerts_whether_they_were_recorded_or_not() -> None:
-    watch = Watch(run_row())
+def test_replay_finds_the_same_alerts_with_or_without_recorded_ones() -> None:
+    monitor = AlertMonitor(run_row())
     bare: list[Row] = [run_row(), *dying((4, 5)), intervention(), episode(0, env=3), update(1, approx_kl=1.0)]
-    bare.append(episode(1, env=3))  # to which nothing is left to be cleared
-    recorded = [found for row in bare for found in (row, *watch.take(row))]
+    bare.append(episode(1, env=3))  # no open alert is left to clear
+    recorded = [found for row in bare for found in (row, *monitor.take(row))]
     assert [(alert.event, alert.rule) for alert in replay(bare)] == [
         ("raised", "dead-seed"),
         ("raised", "divergence"),

@@ -1,11 +1,11 @@
-"""An episode in words: each sentence is worked out by hand from rows that are few enough to be read."""
+"""Narratives of short episodes; each expected sentence is derived by hand from a few rows."""
 
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from esper.karn.diary import diary, policy_output
+from esper.karn.narrative import narrate, policy_output
 from esper.leyline import BlueprintAction, LifecycleOp, Stage
 from esper.leyline.rows import DecisionRow, EpisodeRow, Row, SeedRow, TransitionRow
 from tests.karn import fake_run
@@ -15,7 +15,7 @@ RUN = fake_run.run_row()
 
 
 def decision(epoch: int, op: LifecycleOp, slot: int = 0, **columns: Any) -> DecisionRow:
-    """An action that came about, with every head that is not named at 0 and unread."""
+    """Return a successful action, with all heads not given at 0 and unread."""
     named = {
         "action": [op, slot, 0, 0, 0, 0, 0, 0],
         "read": [True, op is not LifecycleOp.WAIT] + [False] * 6,
@@ -46,10 +46,10 @@ def ended(**columns: Any) -> EpisodeRow:
 
 
 def sentences(*rows: Row) -> list[str]:
-    return [str(note) for note in diary(RUN, rows)]
+    return [str(note) for note in narrate(RUN, rows)]
 
 
-def test_a_seed_is_told_in_one_sentence_with_what_the_policy_said() -> None:
+def test_seed_note_contains_its_fate_and_the_policy_probabilities() -> None:
     rows = (
         decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.09, 0.83, 0.05, 0.0, 0.03, 0.0]),
         germination(4),
@@ -65,7 +65,7 @@ def test_a_seed_is_told_in_one_sentence_with_what_the_policy_said() -> None:
     ]
 
 
-def test_a_contribution_of_zero_is_known() -> None:
+def test_contribution_of_zero_is_shown_as_known() -> None:
     (sentence,) = sentences(germination(2), measured(5, 0.0, 0.0))
     assert "contribution +0.0 ± 0.0 points" in sentence
 
@@ -93,13 +93,13 @@ def test_a_contribution_of_zero_is_known() -> None:
         (move(4, Stage.DORMANT, Stage.GERMINATED), "still germinated after 4", Stage.GERMINATED),
     ],
 )
-def test_every_fate_has_its_words(last: TransitionRow, end: str, stage: Stage) -> None:
-    (note,) = diary(RUN, [germination(), last])
+def test_each_fate_has_its_own_text(last: TransitionRow, end: str, stage: Stage) -> None:
+    (note,) = narrate(RUN, [germination(), last])
     assert str(note) == f"epoch 4: conv_light germinated in r0c1; contribution –; {end}"
     assert note.stage is stage
 
 
-def test_a_refused_action_names_what_refused_it_and_why() -> None:
+def test_refused_action_names_the_gate_and_the_failed_checks() -> None:
     row = decision(
         8,
         LifecycleOp.GERMINATE,
@@ -116,7 +116,7 @@ def test_a_refused_action_names_what_refused_it_and_why() -> None:
     ]
 
 
-def test_what_was_refused_does_not_pass_for_what_a_user_did_in_the_same_step() -> None:
+def test_refused_action_is_not_confused_with_a_user_action_in_the_same_step() -> None:
     germinate = decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.2, 0.8, 0, 0, 0, 0])
     fossilize = decision(11, LifecycleOp.FOSSILIZE, 1, op_probs=[0.1, 0, 0, 0, 0.9, 0])
     rows = (
@@ -132,7 +132,7 @@ def test_what_was_refused_does_not_pass_for_what_a_user_did_in_the_same_step() -
     ]
 
 
-def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
+def test_later_decisions_name_the_seed_in_the_slot_at_that_epoch() -> None:
     rows = (
         germination(1),
         move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
@@ -153,7 +153,7 @@ def test_later_decisions_name_the_seed_that_the_slot_held_then() -> None:
     ]
 
 
-def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> None:
+def test_governor_alert_is_noted_when_raised_and_not_when_cleared() -> None:
     raised = replace(fake_run.alert_row(), **EPISODE, epoch=5, value=7.654321)
     rows = (germination(4), raised, replace(raised, event="cleared"))
     assert sentences(*rows)[1:] == ["epoch 5: collapse (7.65, limit 2.25); rolled back to epoch 3"]
@@ -162,7 +162,7 @@ def test_an_intervention_of_the_governor_is_told_and_its_clearing_is_not() -> No
 
 
 @pytest.mark.parametrize(("twin", "against"), [(22.05, " (+39.5 against the twin)"), (None, "")])
-def test_the_end_stands_last(twin: float | None, against: str) -> None:
+def test_end_of_the_episode_is_the_last_note(twin: float | None, against: str) -> None:
     rows = (ended(twin_val_score=twin), germination(4), move(20, Stage.HOLDING, Stage.FOSSILIZED))
     assert sentences(*rows)[-1] == (
         f"epoch 20: the horizon ended the episode: 61.5 on validation{against}, 60.2 on test,"
@@ -170,10 +170,10 @@ def test_the_end_stands_last(twin: float | None, against: str) -> None:
     )
 
 
-def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
+def test_episode_without_events_has_no_notes() -> None:
     epoch = replace(fake_run.epoch_row(1), **EPISODE)
-    assert diary(RUN, []) == []
-    assert diary(RUN, [epoch, decision(0, LifecycleOp.WAIT)]) == []
+    assert narrate(RUN, []) == []
+    assert narrate(RUN, [epoch, decision(0, LifecycleOp.WAIT)]) == []
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_an_episode_in_which_nothing_happened_has_nothing_to_tell() -> None:
         ([0.0, None, 0.0, 0.0, 0.0, 0.25], " (policy –, next best ADVANCE 0.25)"),
     ],
 )
-def test_a_policy_output_says_only_what_is_known(
+def test_policy_output_contains_only_known_probabilities(
     probabilities: list[float | None] | None, words: str
 ) -> None:
     assert policy_output(decision(1, LifecycleOp.GERMINATE, op_probs=probabilities), RUN) == words

@@ -1,6 +1,6 @@
-"""The rules on real runs: good ones raise nothing, each broken one is caught by name and in time.
+"""Alert rules on real runs: good runs raise nothing, each broken run raises its rule within the delay.
 
-Trainings that take minutes are recorded (``python -m tests.nissa.record``); the others are run here.
+Trainings that take minutes are recorded (``python -m tests.nissa.record``); the others run here.
 """
 
 import math
@@ -22,8 +22,8 @@ from esper.leyline.factored_actions import OP_WAIT, BlueprintAction, BoolArray, 
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.rows import TABLES, AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
+from esper.nissa.alert_rules import GOVERNOR_RULES, MACHINE_RULES, RULES
 from esper.nissa.conditions import RESULT_TERMS
-from esper.nissa.rules import GOVERNOR_RULES, MACHINE_RULES, RULES, alerts_markdown
 from esper.nissa.writer import RunWriter
 from esper.run.policy_training import train
 from esper.run.row_sink import RowSink
@@ -38,6 +38,7 @@ from tests.karn import fake_run
 from tests.nissa import record
 from tests.nissa.record import replay
 from tests.tolaria.building import ListSink, MorphEnv, plant, run, started, tiny_task
+from tools.make_reference import alerts_markdown
 
 ROOT = Path(__file__).parents[2]
 DELAY = {rule.name: rule.delay for rule in RULES}
@@ -45,13 +46,13 @@ DELAY = {rule.name: rule.delay for rule in RULES}
 
 @pytest.fixture(autouse=True)
 def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A task that is over in a moment; twins are kept for all tests of this process."""
+    """Register a tiny task; twins are cached for all tests of this process."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
 
 
 def rows_of_training(folder: Path, **settings: Any) -> list[Row]:
-    """A short training; every row, table by table."""
+    """Run a short training and return all rows, table by table."""
     few = {"envs": 2, "steps": 3, "hidden_dim": 16, "evaluate_episodes": 1, "evaluate_every": 100}
     config = TrainingConfig(**{"task": "tiny", "detail": "full", **few, **settings})
     train(config, folder / "run")
@@ -76,13 +77,13 @@ def iterations_of(rows: Iterable[Row], rule: str, event: str = "raised") -> list
 
 
 @pytest.mark.parametrize("name", ["good", "converged"])
-def test_a_good_training_raises_no_alert(name: str) -> None:
+def test_good_training_raises_no_alert(name: str) -> None:
     rows = list(record.read(name))
     assert raised(replay(rows)) == []
 
 
-def test_the_good_trainings_show_what_rules_must_bear() -> None:
-    """Else they would prove little: heads settle, ratios leave the range that is traced, much is clipped."""
+def test_recorded_good_trainings_contain_low_entropy_clipping_and_large_ratios() -> None:
+    """Otherwise the absence of alerts would prove little."""
     updates = [row for row in record.read("converged") if isinstance(row, UpdateRow)]
     settled = [u for u in updates if min(e for e in u.head_entropy if e is not None) < 0.01]
     assert len(settled) > 20
@@ -94,7 +95,7 @@ def test_the_good_trainings_show_what_rules_must_bear() -> None:
     assert all(episode.total_reward is not None for episode in episodes)
 
 
-def test_an_episode_that_goes_well_raises_no_alert() -> None:
+def test_good_episode_raises_no_alert() -> None:
     env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=6))
     run(env, {0: plant(1), 2: plant(0)})
     env.finish()
@@ -117,7 +118,7 @@ def test_an_episode_that_goes_well_raises_no_alert() -> None:
         ("head-collapse", "head op", 2),
     ],
 )
-def test_a_learning_rate_fifty_times_too_large_is_noticed_at_once(
+def test_learning_rate_fifty_times_too_large_is_raised_at_once(
     rule: str, scope: str, wrong_since: int
 ) -> None:
     found = [
@@ -128,15 +129,13 @@ def test_a_learning_rate_fifty_times_too_large_is_noticed_at_once(
 
 
 @pytest.mark.parametrize(("name", "rule"), [("flipped", "pays-for-worse"), ("shaped", "shaping")])
-def test_a_reward_that_is_flipped_or_mostly_shaping_is_noticed_with_the_twentieth_episode(
-    name: str, rule: str
-) -> None:
+def test_flipped_or_mostly_shaped_reward_is_raised_at_the_twentieth_episode(name: str, rule: str) -> None:
     *earlier, last = list(record.read(name))[: 1 + DELAY[rule]]
     assert raised(replay(earlier)) == []
     assert (rule, "run") in raised(replay([*earlier, last]))
 
 
-def test_the_alerts_of_a_training_are_those_of_its_replay(tmp_path: Path) -> None:
+def test_alerts_of_a_training_equal_those_of_its_replay(tmp_path: Path) -> None:
     rows = rows_of_training(tmp_path, learning_rate=0.3, iterations=3)
     assert iterations_of(rows, "ratio")[0] == 1
     assert iterations_of(rows, "kl-runaway")[0] == 1
@@ -151,7 +150,7 @@ Rewards = NDArray[np.float64]
 
 
 def change_rewards(monkeypatch: pytest.MonkeyPatch, change: Callable[[Rewards, int], Rewards]) -> None:
-    """Let ``change`` have the rewards of every step, with the number of the iteration."""
+    """Pass the rewards of every step, with the number of the iteration, through ``change``."""
     rewards = GrowthEnv._rewards
 
     def changed(env: GrowthEnv, *arguments: Any) -> Rewards:
@@ -160,7 +159,7 @@ def change_rewards(monkeypatch: pytest.MonkeyPatch, change: Callable[[Rewards, i
     monkeypatch.setattr(GrowthEnv, "_rewards", changed)
 
 
-def test_a_reward_that_is_no_number_or_out_of_all_proportion_is_noticed_in_its_iteration(
+def test_non_finite_or_extreme_reward_is_raised_in_its_iteration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wrong = {2: math.nan, 3: 1e4}
@@ -171,9 +170,7 @@ def test_a_reward_that_is_no_number_or_out_of_all_proportion_is_noticed_in_its_i
     assert iterations_of(rows, "gradient-jump") == [3]
 
 
-def test_a_head_that_is_stuck_is_noticed_within_three_updates(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_stuck_head_is_raised_within_three_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     stuck_since, run_iteration = 2, Trainer.run_iteration
 
     def stick(trainer: Trainer) -> Iteration:
@@ -189,10 +186,10 @@ def test_a_head_that_is_stuck_is_noticed_within_three_updates(
     assert iterations_of(rows, "head-collapse")[0] == stuck_since + DELAY["head-collapse"] - 1
 
 
-def test_idleness_slowness_and_a_critic_that_learns_nothing_are_noticed_in_time(
+def test_idle_slow_and_value_error_are_raised_within_their_delays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A policy that may only wait; rollouts that take half as long again once it is known what is usual."""
+    """The policy may only wait; rollouts take half as long again after the usual time is known."""
     now, step = 0.0, GrowthEnv.step
 
     def only_wait(*arguments: Any) -> BoolArray:
@@ -215,7 +212,7 @@ def test_idleness_slowness_and_a_critic_that_learns_nothing_are_noticed_in_time(
     assert iterations_of(rows, "slow") == [limits.USUAL_ITERATIONS + DELAY["slow"]]
 
 
-def test_a_disk_that_fills_up_is_noticed_with_the_next_resource_row(
+def test_full_disk_is_raised_at_the_next_resource_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     free, now = 1e9, 0.0
@@ -233,14 +230,14 @@ def test_a_disk_that_fills_up_is_noticed_with_the_next_resource_row(
     ]
 
 
-# --- broken episodes -----------------------------------------------------------------------------------
+# --- broken episodes --------------------------------------------------------------------------------
 
 
 def alerts_of(sink: ListSink) -> list[AlertRow]:
     return replay([fake_run.run_row(), *sink.rows])
 
 
-def test_a_seed_that_is_not_finite_is_reported_by_the_governor_alone() -> None:
+def test_non_finite_seed_is_reported_only_by_the_governor() -> None:
     env, sink = started(tiny_task(horizon=8))
     run(env, {0: plant(1)}, until=4)
     with torch.no_grad():
@@ -252,7 +249,7 @@ def test_a_seed_that_is_not_finite_is_reported_by_the_governor_alone() -> None:
     assert (last.rule, last.event, last.scope) == ("non-finite", "cleared", first.scope)
 
 
-def test_a_seed_whose_gradient_vanishes_is_dead_within_two_epochs() -> None:
+def test_seed_with_vanishing_gradient_is_dead_within_two_epochs() -> None:
     env, sink = started(tiny_task(horizon=8))
     run(env, {0: plant(1, BlueprintAction.NORM)}, until=2)
     with torch.no_grad():
@@ -272,8 +269,9 @@ def stop_training(env: MorphEnv) -> None:
     env._end_training = idle  # type: ignore[method-assign]
 
 
-def test_a_seed_that_hurts_is_noticed_within_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Governor, "check", lambda governor, loss: None)  # else it would remove the seed
+def test_harmful_seed_is_raised_within_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise the governor would remove the seed.
+    monkeypatch.setattr(Governor, "check", lambda governor, loss: None)
     env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=12))
     run(env, {0: plant(1)}, until=6)
     assert env.table.stage[0, 1] == Stage.HOLDING
@@ -289,28 +287,28 @@ def test_a_seed_that_hurts_is_noticed_within_two_epochs(monkeypatch: pytest.Monk
     assert alert.value < alert.limit < 0
 
 
-# --- the table --------------------------------------------------------------------------------------
+# --- rule table -------------------------------------------------------------------------------------
 
 
-def test_every_rule_has_a_name_of_its_own_and_says_what_to_do() -> None:
+def test_every_rule_has_a_unique_name_and_a_hint() -> None:
     names = [rule.name for rule in RULES] + list(GOVERNOR_RULES)
     assert len(set(names)) == len(names)
     assert all(rule.hint.endswith(".") and rule.condition for rule in RULES)
 
 
-def test_the_governor_raises_what_the_rules_know_of() -> None:
+def test_governor_raises_only_documented_rules() -> None:
     assert set(GOVERNOR_RULES) == set(get_args(AlarmKind))
 
 
-def test_every_term_of_a_reward_is_known_as_result_or_shaping() -> None:
+def test_every_reward_term_is_classified_as_result_or_shaping() -> None:
     terms = {"rollback"}.union(*(set(f.potentials) | set(f.costs) for f in FAMILIES.values()))
     assert terms - RESULT_TERMS == {"churn"}
     assert terms >= RESULT_TERMS
 
 
-def test_the_reference_for_users_names_every_rule_with_its_delay() -> None:
+def test_alert_reference_equals_the_rules() -> None:
     found = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
-    assert found == alerts_markdown(), "run: python -m esper.nissa.rules > docs/alerts.md"
+    assert found == alerts_markdown(), "run: python -m tools.make_reference"
     named = [line for line in found.splitlines() if line.startswith("| `")]
     assert len(named) == len(RULES) + len(GOVERNOR_RULES)
     assert named[2].startswith("| `kl` | warning | `update` | the divergence is above 2 times target_kl, 2")

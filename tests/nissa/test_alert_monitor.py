@@ -1,4 +1,4 @@
-"""Every rule at its limit, on rows made by hand: raised when a condition begins, cleared when it ends."""
+"""Every alert rule at its limit, on rows made by hand."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from esper.leyline.factored_actions import HEAD_NAMES
 from esper.leyline.rows import AlertRow, EpisodeRow, Row, RunRow, SeedRow, UpdateRow
 from esper.leyline.stages import Stage
-from esper.nissa.rules import RULES
-from esper.nissa.watch import PASSED, Watch
+from esper.nissa.alert_monitor import PASSED, AlertMonitor
+from esper.nissa.alert_rules import RULES
 from tests.karn import fake_run
 from tests.rows import change
 
@@ -31,18 +31,18 @@ def episode(number: int, **changes: Any) -> EpisodeRow:
 
 
 def seed(epoch: int, **changes: Any) -> SeedRow:
-    """A seed that holds in slot r0c1 and is worth its place."""
+    """Return a row of a useful seed that holds in slot r0c1."""
     healthy = {"epoch": epoch, "stage": Stage.HOLDING, "alpha": 1.0, "slot": 1, "env": 3}
     measured = {"contribution": 2.0, "contribution_error": 1.0, "freshness": 1.0, "gradient_health": 1.0}
     return replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
 
 
-def told(watch: Watch, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
-    """What a watch says to rows: after which of them, what event, rule and scope."""
+def alerts_of(monitor: AlertMonitor, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
+    """Return the alerts of a monitor as (number of the row, event, rule, scope)."""
     return [
         (number, alert.event, alert.rule, alert.scope)
         for number, row in enumerate(rows, start=1)
-        for alert in watch.take(row)
+        for alert in monitor.take(row)
     ]
 
 
@@ -54,7 +54,7 @@ def shares(wait: float) -> list[float]:
     return [wait, 1 - wait, 0.0, 0.0, 0.0, 0.0]
 
 
-# --- updates, at the limit and beyond ---------------------------------------------------------------
+# --- thresholds of updates --------------------------------------------------------------------------
 
 AT_THE_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("non-finite-update", {}, {"policy_loss": None}),
@@ -78,13 +78,13 @@ AT_THE_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "good", "bad"), AT_THE_LIMIT)
-def test_a_rule_of_updates_is_raised_beyond_its_limit_and_cleared_within(
+def test_update_rule_is_raised_beyond_its_limit_and_cleared_within(
     name: str, good: dict[str, Any], bad: dict[str, Any]
 ) -> None:
     times = BY_NAME[name].times
-    watch = Watch(run_row())
+    monitor = AlertMonitor(run_row())
     turns = [good, *[bad] * (times - 1), good, *[bad] * (times + 2), good, good, *[bad] * times]
-    seen = told(watch, [update(number, **changes) for number, changes in enumerate(turns, start=1)])
+    seen = alerts_of(monitor, [update(number, **changes) for number, changes in enumerate(turns, start=1)])
 
     first = 1 + (times - 1) + 1 + times
     assert [(number, event) for number, event, rule, _ in seen if rule == name] == [
@@ -94,13 +94,13 @@ def test_a_rule_of_updates_is_raised_beyond_its_limit_and_cleared_within(
     ]
 
 
-def test_a_rule_waits_for_readings_or_for_the_rows_of_one() -> None:
+def test_rule_is_raised_after_its_number_of_readings_or_its_window() -> None:
     assert all(1 in (rule.times, rule.window) for rule in RULES), "else its delay would be their sum"
 
 
-def test_an_alert_says_what_was_found_and_what_to_do() -> None:
-    watch = Watch(run_row())
-    [raised] = watch.take(update(7, approx_kl=None, skipped="pass 0: KL nan"))
+def test_alert_contains_value_limit_and_hint() -> None:
+    monitor = AlertMonitor(run_row())
+    [raised] = monitor.take(update(7, approx_kl=None, skipped="pass 0: KL nan"))
     assert raised == AlertRow(
         rule="non-finite-update",
         event="raised",
@@ -111,21 +111,21 @@ def test_an_alert_says_what_was_found_and_what_to_do() -> None:
         hint=BY_NAME["non-finite-update"].hint,
         iteration=7,
     )
-    watch = Watch(run_row())
-    [high] = [a for a in watch.take(update(8, approx_kl=0.15)) if a.rule == "kl-runaway"]
+    monitor = AlertMonitor(run_row())
+    [high] = [a for a in monitor.take(update(8, approx_kl=0.15)) if a.rule == "kl-runaway"]
     assert (high.severity, high.value, high.limit, high.iteration, high.env) == ("error", 0.15, 0.1, 8, None)
-    [low] = [a for a in watch.take(update(9, approx_kl=0.01)) if a.event == "cleared"]
+    [low] = [a for a in monitor.take(update(9, approx_kl=0.01)) if a.event == "cleared"]
     assert (low.rule, low.severity, low.value) == ("kl-runaway", "error", 0.01)
     assert (low.iteration, low.hint) == (9, PASSED)
 
 
-def test_what_an_update_that_was_left_out_did_not_measure_raises_and_clears_nothing() -> None:
+def test_unmeasured_values_of_a_skipped_update_raise_and_clear_nothing() -> None:
     wrong = {"approx_kl": 1.0, "clip_fraction": 0.9, "forced_share": 0.9, "value_nrmse": 9.0}
     unmeasured = {"approx_kl": 0.0, "clip_fraction": 0.0, "forced_share": 0.0, "value_nrmse": 0.0}
     rows = [update(n, mean_return=0.1, **wrong) for n in range(1, 11)]
     rows += [update(11, skipped="reward is nan", head_entropy=[], **unmeasured)]
     rows += [update(12, mean_return=0.1, **wrong)]
-    seen = [(number, event, rule) for number, event, rule, _ in told(Watch(run_row()), rows)]
+    seen = [(number, event, rule) for number, event, rule, _ in alerts_of(AlertMonitor(run_row()), rows)]
     assert {rule for number, _, rule in seen if number <= 10} == {
         *("kl", "kl-runaway", "clip-share", "forced-share", "value-error")
     }
@@ -135,7 +135,7 @@ def test_what_an_update_that_was_left_out_did_not_measure_raises_and_clears_noth
     ]
 
 
-def test_an_update_that_was_left_out_clears_nothing_and_is_not_compared_with() -> None:
+def test_skipped_update_clears_nothing_and_is_not_a_reference() -> None:
     left_out = {"skipped": "reward is nan", "head_entropy": [], "grad_norm": 0.0, "ratio_max": 1.0}
     rows = [
         update(1, **left_out),
@@ -144,7 +144,7 @@ def test_an_update_that_was_left_out_clears_nothing_and_is_not_compared_with() -
         update(4, **left_out),
         update(5, ratio_max=50.0, head_entropy=entropies(tempo=0.05)),
     ]
-    assert [(number, event, rule) for number, event, rule, _ in told(Watch(run_row()), rows)] == [
+    assert [(number, event, rule) for number, event, rule, _ in alerts_of(AlertMonitor(run_row()), rows)] == [
         (1, "raised", "non-finite-update"),
         (2, "cleared", "non-finite-update"),
         (3, "raised", "ratio"),
@@ -174,54 +174,63 @@ RISING = [0.1, 0.3, 0.2, 0.6, 1.2, 1.8, 2.4]
     ("returns", "tempo", "raised"),
     [
         (RISING, SETTLING, None),
-        # One point of score is worth 0.05 here: 0.3 + 0.05 is what the last three must exceed.
+        # One point of score is worth 0.05 here: the last three must exceed 0.3 + 0.05.
         ([0.1, 0.3, 0.2, 0.2, 0.35, 0.35, 0.35], SETTLING, 7),
         ([0.1, 0.3, 0.2, 0.2, 0.36, 0.36, 0.36], SETTLING, None),
-        (RISING, [0.8, 0.8, 0.7, 0.51, 0.05, 0.05, 0.05], 7),  # at once, however good the return
+        (RISING, [0.8, 0.8, 0.7, 0.51, 0.05, 0.05, 0.05], 7),  # abrupt collapse, regardless of the return
         (RISING, [0.8, 0.8, 0.7, 0.49, 0.05, 0.05, 0.05], None),
-        ([0.1] * 6, [0.8, 0.05, None, 0.05, None, 0.05], 6),  # without a choice neither collapsed nor well
+        (
+            [0.1] * 6,
+            [0.8, 0.05, None, 0.05, None, 0.05],
+            6,
+        ),  # a head without a choice is neither collapsed nor healthy
     ],
 )
-def test_a_head_is_collapsed_if_it_settled_for_nothing_or_at_once(
+def test_head_is_collapsed_if_it_settled_without_gain_or_abruptly(
     returns: list[float], tempo: list[float | None], raised: int | None
 ) -> None:
     expected = [] if raised is None else [(raised, "raised", "head-collapse", "head tempo")]
-    assert told(Watch(run_row()), course(returns, tempo)) == expected
+    assert alerts_of(AlertMonitor(run_row()), course(returns, tempo)) == expected
 
 
-def test_few_choices_are_healthy_once_something_was_learned() -> None:
+def test_many_forced_decisions_are_healthy_after_learning() -> None:
     returns = [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0]
     rows = [update(n, mean_return=r, forced_share=0.9) for n, r in enumerate(returns, start=1)]
-    assert told(Watch(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
-    assert told(Watch(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
+    assert alerts_of(AlertMonitor(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
+    assert (
+        alerts_of(AlertMonitor(run_row()), [update(n, mean_return=0.1) for n in (1, 2, 3)] + rows[3:]) == []
+    )
 
 
-# --- what is compared with earlier updates ----------------------------------------------------------
+# --- comparison with earlier updates ----------------------------------------------------------------
 
 
-def test_a_gradient_is_compared_with_the_mean_of_the_updates_before_it() -> None:
+def test_gradient_is_compared_with_the_mean_of_earlier_updates() -> None:
     norms = [1.0, 3.0, 200.0, 6801.0]  # 100 × mean: 100, 200, then 100 × (204 / 3) = 6800
     rows = [update(number, grad_norm=norm) for number, norm in enumerate(norms, start=1)]
-    assert told(Watch(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
+    assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
 
 
-def test_rollouts_are_slow_against_the_median_of_the_iterations_before_them() -> None:
+def test_rollout_is_slow_relative_to_the_median_of_earlier_iterations() -> None:
     spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]  # the median stays 7, and 7 / 0.7 is 10
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
-    assert told(Watch(run_row()), rows) == [(30, "raised", "slow", "run"), (31, "cleared", "slow", "run")]
+    assert alerts_of(AlertMonitor(run_row()), rows) == [
+        (30, "raised", "slow", "run"),
+        (31, "cleared", "slow", "run"),
+    ]
 
 
-def test_nothing_is_slow_before_it_is_known_what_is_usual() -> None:
-    spans = [*[1.0] * 4, *[50.0] * 5]  # the first of the slow ones is not compared yet
+def test_nothing_is_slow_before_the_usual_time_is_known() -> None:
+    spans = [*[1.0] * 4, *[50.0] * 5]  # the first slow iteration is not compared yet
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
-    assert told(Watch(run_row()), rows) == []
+    assert alerts_of(AlertMonitor(run_row()), rows) == []
 
 
-# --- episodes ------------------------------------------------------------------------------------------
+# --- episodes ---------------------------------------------------------------------------------------
 
 
 def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
-    """Episodes that lead their twin by 0, 1, 2 … points, in a stirred order; who leads more scores less."""
+    """Return episodes with leads of 0, 1, 2 … points in shuffled order; a higher lead has a lower score."""
     leads = [7 * number % count for number in range(count)]
     return [
         episode(n, val_score=60.0 - lead, twin_val_score=60.0 - 2 * lead, total_reward=pay(lead), **changes)
@@ -229,42 +238,48 @@ def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> li
     ]
 
 
-def test_a_reward_that_pays_for_worse_networks_is_found_with_the_twentieth_episode() -> None:
-    assert told(Watch(run_row()), episodes(lambda lead: -lead)) == [(20, "raised", "pays-for-worse", "run")]
-    assert told(Watch(run_row()), episodes(lambda lead: lead)) == []
-    assert told(Watch(run_row()), episodes(lambda lead: 1.0)) == [], "equal returns say nothing"
-    assert told(Watch(run_row()), episodes(lambda lead: 1 - 1e-9 * lead)) == [], "nor does rounding"
+def test_reward_for_worse_networks_is_raised_at_the_twentieth_episode() -> None:
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: -lead)) == [
+        (20, "raised", "pays-for-worse", "run")
+    ]
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: lead)) == []
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: 1.0)) == [], (
+        "equal returns have no rank correlation"
+    )
+    assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: 1 - 1e-9 * lead)) == [], (
+        "rounding differences have none either"
+    )
 
 
-def test_a_sign_that_flips_later_is_found_within_twenty_episodes() -> None:
+def test_sign_flip_in_mid_training_is_raised_within_twenty_episodes() -> None:
     rows = [*episodes(lambda lead: lead), *episodes(lambda lead: -lead), *episodes(lambda lead: lead)]
-    (raised, _, _, _), (cleared, event, _, _) = told(Watch(run_row()), rows)
+    (raised, _, _, _), (cleared, event, _, _) = alerts_of(AlertMonitor(run_row()), rows)
     assert 20 < raised <= 40 < cleared <= 60
     assert event == "cleared"
 
 
-def test_the_score_itself_is_compared_where_there_is_no_twin() -> None:
-    watch = Watch(run_row())
-    rows = episodes(lambda lead: lead, iteration=7)  # more for what ended lower
-    found = [alert for row in rows for alert in watch.take(replace(row, twin_val_score=None))]
+def test_score_replaces_the_lead_if_there_is_no_twin() -> None:
+    monitor = AlertMonitor(run_row())
+    rows = episodes(lambda lead: lead, iteration=7)  # higher rewards for lower scores
+    found = [alert for row in rows for alert in monitor.take(replace(row, twin_val_score=None))]
     assert [(alert.rule, alert.iteration, alert.env) for alert in found] == [("pays-for-worse", 7, None)]
 
 
-def test_episodes_that_were_not_rewarded_are_not_compared() -> None:
+def test_unrewarded_episodes_are_not_compared() -> None:
     unrewarded = [replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
-    assert told(Watch(run_row()), unrewarded) == []
+    assert alerts_of(AlertMonitor(run_row()), unrewarded) == []
     mixed = [row for pair in zip(episodes(lambda lead: -lead), unrewarded, strict=True) for row in pair]
-    assert told(Watch(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
+    assert alerts_of(AlertMonitor(run_row()), mixed) == [(39, "raised", "pays-for-worse", "run")], (
         "the 20th that was rewarded"
     )
 
 
 @pytest.mark.parametrize(("churn", "expected"), [(-0.5, []), (-0.51, [(20, "raised", "shaping", "run")])])
-def test_shaping_is_compared_with_the_whole_reward_whatever_its_sign(
+def test_shaping_is_compared_with_the_total_of_absolute_rewards(
     churn: float, expected: list[tuple[int, str, str, str]]
 ) -> None:
     rows = episodes(lambda lead: 1.0)
     for number, row in enumerate(rows):
         sign = 1 if number % 2 else -1
         change(row, reward_terms={"contribution": 0.4 * sign, "rent": -0.1, "rollback": None, "churn": churn})
-    assert told(Watch(run_row()), rows) == expected
+    assert alerts_of(AlertMonitor(run_row()), rows) == expected

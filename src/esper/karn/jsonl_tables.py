@@ -1,4 +1,4 @@
-"""The rows of a run that are still JSON lines, copied into tables in memory of a database."""
+"""In-memory DuckDB tables with the rows of a run that are still JSON lines."""
 
 import json
 import os
@@ -14,24 +14,24 @@ from esper.leyline.errors import UNREADABLE, EsperError
 from esper.leyline.rows import TABLES
 
 Stamp = tuple[int, int, int]
-"""What changes with a file's content: its inode, its bytes, the time of its last change."""
+"""Inode, size and modification time of a file, which change with its content."""
 
 
-class LineCopies:
-    """One table in memory per table of the run, made when it is asked for."""
+class JsonlTables:
+    """Tables with the JSON rows of a run, one per table, created on first use."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
         self._stamps: dict[Path, Stamp] = {}
-        """Of the files that were read, in their order."""
+        """Stamps of the files that were read, in reading order."""
         self._lines: dict[str, list[bytes]] = {}
-        """By table, those that were read and not copied yet."""
+        """Lines read but not yet inserted, by table."""
         self._tables: set[str] = set()
-        """Those that there is a copy of."""
+        """Names of the tables that exist in the database."""
         connection.execute("CREATE SCHEMA lines")
 
     def read(self, files: Sequence[Path]) -> None:
-        """Let the copies hold the whole lines of these files, in this order; raises ``OSError``."""
+        """Read the complete lines of these files in order; raises ``OSError``."""
         stamps = [(path, _stamp(path)) for path in files]
         if stamps[: len(self._stamps)] != list(self._stamps.items()):
             self._forget()
@@ -41,28 +41,28 @@ class LineCopies:
 
     def _forget(self) -> None:
         for table in self._tables:
-            self._connection.execute(f"DROP TABLE {_place(table)}")
+            self._connection.execute(f"DROP TABLE {_table_name(table)}")
         self._tables.clear()
         self._lines.clear()
         self._stamps.clear()
 
     def table(self, name: str) -> str:
-        """Where the copy of a table stands, up to date."""
+        """Insert the pending lines of a table and return its qualified name in the database."""
         if name not in self._tables:
             columns = ", ".join(f"{quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
-            self._connection.execute(f"CREATE TABLE {_place(name)} ({columns})")
+            self._connection.execute(f"CREATE TABLE {_table_name(name)} ({columns})")
             self._tables.add(name)
         structure = json.dumps({column.name: column.sql_type for column in COLUMNS[name]})
         insertion = (
-            f"INSERT INTO {_place(name)} SELECT unnest(from_json_strict(line, '{structure}'))"
+            f"INSERT INTO {_table_name(name)} SELECT unnest(from_json_strict(line, '{structure}'))"
             " FROM (SELECT unnest(?::VARCHAR[]) AS line)"
         )
         try:
             if lines := self._lines.pop(name, None):
                 self._connection.execute(insertion, [[line.decode() for line in lines]])
         except (duckdb.Error, UnicodeDecodeError) as error:
-            raise EsperError(_what_is_wrong(list(self._stamps), name, error)) from None
-        return _place(name)
+            raise EsperError(_bad_line_error(list(self._stamps), name, error)) from None
+        return _table_name(name)
 
 
 def _stamp(path: Path) -> Stamp:
@@ -70,8 +70,8 @@ def _stamp(path: Path) -> Stamp:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def _what_is_wrong(files: Sequence[Path], table: str, error: Exception) -> str:
-    """The sentence about the first line that is no row of its table."""
+def _bad_line_error(files: Sequence[Path], table: str, error: Exception) -> str:
+    """Return an error message that names the first line that is not a row of the table."""
     decoder = msgspec.json.Decoder(TABLES[table])
     begin = f'{{"table":"{table}",'.encode()
     for path in files:
@@ -81,19 +81,19 @@ def _what_is_wrong(files: Sequence[Path], table: str, error: Exception) -> str:
                     decoder.decode(line)
             except UNREADABLE as reason:
                 return f"{path}, line {number}, is not a row of table '{table}': {reason}"
-    return f"table '{table}' cannot be read: {sentence_of(error)}"
+    return f"table '{table}' cannot be read: {error_text(error)}"
 
 
-def sentence_of(error: Exception) -> str:
-    """What a database's error says, without the picture of the place."""
+def error_text(error: Exception) -> str:
+    """Return the message of a DuckDB error without the excerpt of the query."""
     return " ".join(str(error).partition("\n\nLINE ")[0].split())
 
 
 def quoted(name: str) -> str:
-    """A name in SQL."""
+    """Quote an identifier for SQL."""
     return '"' + name.replace('"', '""') + '"'
 
 
-def _place(table: str) -> str:
-    """Copies stand apart, so that a list of tables shows the views alone."""
+def _table_name(table: str) -> str:
+    """Return the qualified name; a schema other than main hides these tables from SHOW TABLES."""
     return f"lines.{quoted(table)}"

@@ -1,8 +1,7 @@
-"""Who may ask and what a browser may do with the answer; every request passes here first.
+"""Access control of the server and security headers of its responses.
 
-Three doors, in this order: the name by which the server was called (a page of somebody else's that points
-its own name at this machine is turned away), the method, and the token where other machines can reach the
-server. Answers forbid everything that does not come from here.
+Every request is checked in this order: Host header (against DNS rebinding), method, and the token if other
+machines can reach the server. The headers forbid the browser to load anything from elsewhere.
 """
 
 import functools
@@ -10,8 +9,7 @@ import hmac
 import ipaddress
 import secrets
 import socket
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
@@ -29,28 +27,27 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""Of every answer."""
+"""Headers of every response."""
 METHODS: Final = ("GET", "HEAD")
 TOKEN: Final = "token"
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Where the server listens, and what it asks for."""
+class Access(NamedTuple):
+    """Address of the server and its token."""
 
     host: str
     port: int
     token: str | None
-    """None: whoever is on this machine may ask."""
+    """None if every process on this machine may connect."""
 
     @property
     def cookie(self) -> str:
-        """Browsers share cookies among the ports of a host, hence the number."""
+        """Name of the cookie; it contains the port because browsers share cookies between ports of a host."""
         return f"esper-{self.port}"
 
     @property
     def url(self) -> str:
-        """What to open; with the token it lets a browser in."""
+        """Address to open, with the token if there is one."""
         address = _address(self.host)
         host = "localhost" if address is not None and address.is_unspecified else self.host
         shown = f"[{host}]" if ":" in host else host
@@ -58,13 +55,13 @@ class Access:
 
 
 def access(host: str, port: int, *, ask_for_token: bool) -> Access:
-    """A server that others can reach always asks for a token."""
+    """Return the access settings; a server that other machines can reach always needs a token."""
     needed = ask_for_token or not _is_loopback(host)
     return Access(host, port, secrets.token_urlsafe(24) if needed else None)
 
 
 class Guard:
-    """The doors around an application."""
+    """ASGI middleware that checks every request and adds the security headers."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -94,9 +91,9 @@ class Guard:
         return None if self._access.token is None else self._ask_for_token(scope, headers)
 
     def _is_ours(self, host_header: str) -> bool:
-        """Whether the name in the Host header is one that only this server can have.
+        """Return whether the Host header names this server.
 
-        The port may be any: a tunnel has its own.
+        The port is not checked, because a tunnel may use another one.
         """
         try:
             name = urlsplit(f"//{host_header}").hostname or ""
@@ -121,7 +118,7 @@ class Guard:
         return _sentence(403, "this server asks for its token; open the whole address that it printed")
 
     def _is_right(self, given: str) -> bool:
-        """In constant time, so that no answer tells how much of a guess was right."""
+        """Compare a token in constant time, so that timing reveals nothing about it."""
         return hmac.compare_digest(given.encode(), (self._access.token or "").encode())
 
 
@@ -140,7 +137,7 @@ def _is_loopback(name: str) -> bool:
     return name == "localhost" or ((address := _address(name)) is not None and address.is_loopback)
 
 
-@functools.cache  # it may ask a name server
+@functools.cache  # may query a name server
 def _names_of_this_machine() -> frozenset[str]:
     name = socket.gethostname().lower()
     return frozenset({name, f"{name}.local", socket.getfqdn().lower()})

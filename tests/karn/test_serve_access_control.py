@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.serve.safety import Access, access
+from esper.karn.serve.access_control import Access, access
 from tests.karn.serving import LOCAL, Client, write_run
 
 OPEN = Access("0.0.0.0", 8377, token="right-token")
@@ -25,13 +25,13 @@ def opened(folder) -> Client:
     return Client(folder, OPEN)
 
 
-# --- the name it is called by ---------------------------------------------------------------------
+# --- Host header ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8377", "localhost:8377", "localhost:9000", "[::1]:8377", "LOCALHOST"]
 )
-def test_this_machine_may_be_called_by_its_local_names_and_through_a_tunnel(local, host):
+def test_local_names_and_tunnelled_ports_are_accepted(local, host):
     assert local.ask("/rows", headers={"host": host}).status == 200
 
 
@@ -49,7 +49,7 @@ def test_this_machine_may_be_called_by_its_local_names_and_through_a_tunnel(loca
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/rows", "/static/page.js", "/events"])
-def test_a_foreign_name_is_turned_away(local, host, path):
+def test_foreign_host_name_is_rejected(local, host, path):
     answer = local.ask(path, headers={"host": host})
 
     assert answer.status == 421
@@ -59,36 +59,36 @@ def test_a_foreign_name_is_turned_away(local, host, path):
 
 
 @pytest.mark.parametrize("host", ["192.168.1.7:8377", "[fe80::1]:8377", "localhost", socket.gethostname()])
-def test_a_server_for_others_answers_to_addresses_and_to_the_machines_name(opened, host):
+def test_public_server_accepts_addresses_and_the_name_of_the_machine(opened, host):
     assert opened.ask("/rows", headers={"host": host, **BEARER}).status == 200
 
 
-def test_a_server_for_others_turns_foreign_names_away_even_with_the_token(opened):
+def test_public_server_rejects_foreign_host_names_even_with_the_token(opened):
     answer = opened.ask("/rows", headers={"host": "evil.example", **BEARER})
 
     assert answer.status == 421
     assert "default-src 'none'" in answer.headers["content-security-policy"]
 
 
-# --- methods --------------------------------------------------------------------------
+# --- methods ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
-def test_nothing_can_be_changed(local, method):
+def test_methods_other_than_get_and_head_are_rejected(local, method):
     answer = local.ask("/rows", method)
 
     assert answer.status == 405
     assert answer.error == f"{method} is not allowed; this server is read, by GET"
 
 
-# --- what a browser may do with an answer ---------------------------------------------------------
+# --- response headers -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("path", "status"),
     [("/", 200), ("/rows", 200), ("/static/page.js", 200), ("/nowhere", 404), ("/runs/x", 404)],
 )
-def test_every_answer_forbids_what_does_not_come_from_here(local, path, status):
+def test_every_response_has_the_security_headers(local, path, status):
     answer = local.ask(path, headers={"origin": "http://evil.example"})
 
     assert answer.status == status
@@ -100,7 +100,7 @@ def test_every_answer_forbids_what_does_not_come_from_here(local, path, status):
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-# --- the token ------------------------------------------------------------------------------------
+# --- token ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", ["/", "/rows", "/static/page.js", "/style.css", "/events"])
@@ -116,7 +116,7 @@ def test_every_answer_forbids_what_does_not_come_from_here(local, path, status):
         {"cookie": "esper-8377="},
     ],
 )
-def test_without_the_token_nothing_is_shown(opened, path, headers):
+def test_requests_without_the_token_are_rejected(opened, path, headers):
     answer = opened.ask(path, headers=headers)
 
     assert answer.status == 403
@@ -124,11 +124,11 @@ def test_without_the_token_nothing_is_shown(opened, path, headers):
 
 
 @pytest.mark.parametrize("headers", [BEARER, {"cookie": "other=1; esper-8377=right-token"}])
-def test_the_token_opens_as_header_and_as_cookie(opened, headers):
+def test_token_is_accepted_as_header_and_as_cookie(opened, headers):
     assert opened.ask("/rows", headers=headers).status == 200
 
 
-def test_the_printed_address_turns_its_token_into_a_cookie(opened):
+def test_printed_address_sets_the_token_as_a_cookie(opened):
     answer = opened.ask("/?token=right-token")
 
     assert (answer.status, answer.headers["location"]) == (303, "/")
@@ -139,7 +139,7 @@ def test_the_printed_address_turns_its_token_into_a_cookie(opened):
 
 
 @pytest.mark.parametrize("token", ["wrong-token", "", "right-tokenx", "right-toke", "%C3%A9"])
-def test_a_wrong_token_in_the_address_sets_no_cookie(opened, token):
+def test_wrong_token_in_the_address_sets_no_cookie(opened, token):
     answer = opened.ask(f"/?token={token}")
 
     assert answer.status == 403
@@ -147,14 +147,14 @@ def test_a_wrong_token_in_the_address_sets_no_cookie(opened, token):
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/rows", "/static/page.js"])
-def test_the_token_is_taken_at_the_entrance_only(opened, path):
+def test_token_in_the_query_is_accepted_only_at_the_root(opened, path):
     answer = opened.ask(f"{path}?token=right-token")
 
     assert answer.status == 403
     assert "location" not in answer.headers
 
 
-def test_only_a_server_that_others_can_reach_asks_for_a_token():
+def test_only_a_server_reachable_by_others_needs_a_token():
     assert access("127.0.0.1", 8377, ask_for_token=False) == LOCAL
     assert access("localhost", 8377, ask_for_token=False).token is None
     assert access("::1", 8377, ask_for_token=False).url == "http://[::1]:8377/"

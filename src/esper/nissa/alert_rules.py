@@ -1,47 +1,43 @@
-"""The alert rules, as one table: what is wrong, how sure that must be, and what to do about it.
+"""Table of the alert rules: condition, severity, delay and hint.
 
-Every limit is one of ``leyline.thresholds``; ``nissa.watch`` evaluates the table, once for all readers.
-``python -m esper.nissa.rules > docs/alerts.md`` writes the reference that users read.
+Every threshold is a constant of ``leyline.limits``. ``nissa.alert_monitor`` evaluates the rules;
+``tools/make_reference.py`` writes them to ``docs/alerts.md``.
 """
 
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, get_type_hints
+from typing import Final, NamedTuple, get_type_hints
 
 from esper.leyline import thresholds as limits
-from esper.leyline.columns import TABLE_OF
-from esper.leyline.rows import EpisodeRow, ResourceRow, Row, SeedRow, Severity, UpdateRow
+from esper.leyline.rows import Row, Severity
 from esper.nissa import conditions
-from esper.nissa.conditions import Look
+from esper.nissa.conditions import Condition
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One thing that can be wrong."""
+class Rule(NamedTuple):
+    """One alert rule."""
 
     name: str
     severity: Severity
     condition: str
-    """What is wrong, in words; the limits are those that ``look`` compares with."""
-    look: Look
+    """The condition in words, with its limits."""
+    evaluate: Condition
     hint: str
     times: int = 1
-    """Readings in a row that must be wrong; a single good one clears the alert."""
+    """Consecutive violations that raise the alert; one reading within the limit clears it."""
     window: int = 1
-    """Rows that one reading is made of."""
+    """Number of rows per reading."""
     of_the_machine: bool = False
-    """It is about the machine and not about the run: two equal runs may differ in it."""
+    """Whether the rule depends on the machine; two equal runs may then differ in their alerts."""
 
     @property
     def table(self) -> type[Row]:
-        """The rows that it looks at."""
-        row: type[Row] = get_type_hints(self.look)["row"]
+        """Row type that the rule reads."""
+        row: type[Row] = get_type_hints(self.evaluate)["row"]
         return row
 
     @property
     def delay(self) -> int:
-        """Rows of the table within which it is raised, counted from the first that is wrong."""
+        """Largest number of rows from the first violation to the alert."""
         return max(self.times, self.window)
 
 
@@ -79,14 +75,14 @@ RULES: Final = (
         "error",
         f"the divergence is above {limits.KL_RUNAWAY:g} times target_kl",
         conditions.divergence_above(limits.KL_RUNAWAY),
-        "One step threw the policy away from its rollout; lower learning_rate and go back to a checkpoint.",
+        "One step moved the policy far from its rollout; lower learning_rate and go back to a checkpoint.",
     ),
     Rule(
         "clip-share",
         "warning",
         f"the ratio is clipped in more than {limits.CLIP_SHARE:.0%} of the rows that had a choice",
         conditions.update_above("clip_fraction", limits.CLIP_SHARE),
-        "Most rows no longer pull at the policy; lower learning_rate or update_epochs.",
+        "Most rows no longer contribute a gradient; lower learning_rate or update_epochs.",
         times=2,
     ),
     Rule(
@@ -156,10 +152,10 @@ RULES: Final = (
     Rule(
         "shaping",
         "warning",
-        f"terms that pay for the way, not for the result, make up more than {limits.SHAPING_SHARE:.0%} of"
-        " the reward, signs left aside",
+        f"shaping terms, which do not reward the result, make up more than {limits.SHAPING_SHARE:.0%} of"
+        " the absolute reward",
         conditions.shaping,
-        "The policy learns to please the shaping; lower its terms.",
+        "The policy optimises the shaping terms; lower them.",
         window=limits.CORRELATED_EPISODES,
     ),
     Rule(
@@ -173,8 +169,8 @@ RULES: Final = (
     Rule(
         "harmful-seed",
         "warning",
-        "outside of trainings, a seed that holds, or blends at rest, contributes less than nothing by more"
-        f" than {limits.CONFIDENCE_Z:g} standard errors",
+        "outside of trainings, the contribution of a seed that holds, or blends at constant alpha, is more"
+        f" than {limits.CONFIDENCE_Z:g} standard errors below 0",
         conditions.harmful,
         "The network is better without it; prune it before it is fossilized.",
         times=2,
@@ -184,7 +180,7 @@ RULES: Final = (
         "error",
         f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
         conditions.disk_full,
-        "Make room: on a full disk a run goes on without telemetry, a training also without checkpoints.",
+        "Make room: on a full disk a run continues without telemetry, a training also without checkpoints.",
         of_the_machine=True,
     ),
 )
@@ -192,57 +188,7 @@ MACHINE_RULES: Final = frozenset(rule.name for rule in RULES if rule.of_the_mach
 
 GOVERNOR_RULES: Final[Mapping[str, str]] = {
     "non-finite": "a host's loss, or a seed, is not finite",
-    "collapse": "a host that had learned knows no more than a blind guess, two epochs in a row",
-    "divergence": "a host's loss rose far beyond its usual ups and downs, two epochs in a row",
+    "collapse": "a host that had learned scores no better than chance, two epochs in a row",
+    "divergence": "a host's loss rose far above its usual fluctuation, two epochs in a row",
 }
-"""Alerts that the engine raises itself, since it acts on them at once."""
-
-_UNITS: Final = {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", ResourceRow: "resource row"}
-
-
-_REFERENCE: Final = """\
-# What raises an alert
-
-Made by `python -m esper.nissa.rules > docs/alerts.md` from the table in
-`src/esper/nissa/rules.py`, whose limits stand in `src/esper/leyline/thresholds.py`; a test keeps the
-two equal.
-
-An alert is one row of the table `alert` when its condition begins and one when it ends, for each
-thing that it is about: the run, a head, a slot of an environment. The delay counts rows of the
-table that the rule looks at, from the first that is wrong to the alert. What is unknown raises
-nothing and clears nothing.
-
-| rule | severity | looks at | raised when | delay | what to do |
-|---|---|---|---|---|---|
-{rules}
-
-## Interventions of the governor
-
-The engine raises these errors itself, in the epoch in which it undoes or prunes something; the
-hint says what was done. They are cleared when the episode ends.
-
-| rule | raised when |
-|---|---|
-{interventions}
-"""
-
-
-def alerts_markdown() -> str:
-    interventions = (f"| `{name}` | {meaning} |" for name, meaning in GOVERNOR_RULES.items())
-    return _REFERENCE.format(rules="\n".join(map(_line, RULES)), interventions="\n".join(interventions))
-
-
-def _line(rule: Rule) -> str:
-    times = f", {rule.times} times in a row" if rule.times > 1 else ""
-    table, what = TABLE_OF[rule.table], f"{rule.condition}{times}"
-    return f"| `{rule.name}` | {rule.severity} | `{table}` | {what} | {promise(rule)} | {rule.hint} |"
-
-
-def promise(rule: Rule) -> str:
-    """The delay in words."""
-    unit = _UNITS[rule.table]
-    return f"within {rule.delay} {unit if rule.delay == 1 else unit + 's'}"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(alerts_markdown())
+"""Alerts raised by the engine itself, because it intervenes at once."""

@@ -1,7 +1,7 @@
-"""``GET /events``: tells a browser which runs there are and in which version, as server-sent events.
+"""``GET /events``: server-sent events with the version of every run.
 
-Every event has all runs, so a connection that was cut off misses nothing: the page compares with what it has.
-One comes at the beginning and whenever a run is new, gone or changed, and a comment where nothing did.
+Every event contains all runs, so an interrupted connection loses nothing. An event is sent at the start and
+whenever a run appears, changes or disappears; otherwise a comment is sent now and then.
 """
 
 import asyncio
@@ -15,24 +15,24 @@ from starlette.responses import StreamingResponse
 from esper.karn.serve.folder import RunFolder
 
 SECONDS: Final = 1.0
-"""Between two looks."""
-HEARTBEAT_LOOKS: Final = 15
-"""So many looks without news are followed by a comment, so that a dead connection is noticed."""
+"""Seconds between two checks of the folder."""
+HEARTBEAT_CHECKS: Final = 15
+"""Number of checks without changes after which a comment is sent, so that a dead connection is detected."""
 RETRY_MS: Final = 2000
-"""How long a browser waits until it connects again."""
+"""Milliseconds after which a browser reconnects."""
 
 
 def events_response(folder: RunFolder, is_ending: Callable[[], bool]) -> StreamingResponse:
-    """An answer that ends when the browser goes, or the server."""
+    """Return a response that ends when the browser disconnects or the server stops."""
     return StreamingResponse(
-        news(folder, is_ending), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        run_events(folder, is_ending), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
     )
 
 
-async def news(
+async def run_events(
     folder: RunFolder, is_ending: Callable[[], bool], seconds: float = SECONDS
 ) -> AsyncIterator[str]:
-    """The events of one connection, as text."""
+    """Yield the events of one connection as text."""
     yield f"retry: {RETRY_MS}\n"
     known, quiet = None, 0
     while not is_ending():
@@ -41,7 +41,7 @@ async def news(
         quiet = quiet + 1 if found == known else 0
         if not quiet:
             yield f"event: runs\ndata: {json.dumps(found)}\n\n"
-        elif quiet % HEARTBEAT_LOOKS == 0:
+        elif quiet % HEARTBEAT_CHECKS == 0:
             yield ": nothing new\n\n"
         known = found
         await asyncio.sleep(seconds)

@@ -1,0 +1,144 @@
+"""Learning curves: scores against the twins with parameters, and returns of a training by iteration."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from esper.karn import notation
+from esper.karn.drawing.chart import Chart, ChartLine, Panel, draw
+from esper.karn.drawing.picture import Picture, series_table
+from esper.karn.metric import metric_of
+from esper.karn.questions.episode_selection import IN_A_COMPLETE_ITERATION, LASTED, is_training
+from esper.karn.questions.series import Series, query_series
+from esper.karn.run import Run
+
+
+def growth(run: Run, *, joined: bool = True) -> Series | None:
+    """Return quantiles of the scores, and means of score, twin and parameters; None if no score is known.
+
+    Args:
+        run: Run to read; means of a training are over the episodes that reached their horizon.
+        joined: Merge neighbours of a long axis; otherwise keep every epoch or iteration.
+    """
+    metric = metric_of(run.row).column
+    table, twin, where, averaged = "epoch", "twin_score", "true", "true"
+    if is_training(run):
+        table, twin, where, averaged = "episode", "twin_val_score", IN_A_COMPLETE_ITERATION, LASTED
+    means = {"score": metric, "twin": twin, "parameters": "params"}
+    columns = {
+        "episodes": "count(DISTINCT (env, episode, attempt))",
+        "lowest": f"min({metric})",
+        "25 %": f"quantile_cont({metric}, 0.25)",
+        "median": f"median({metric})",
+        "75 %": f"quantile_cont({metric}, 0.75)",
+        "highest": f"max({metric})",
+        **{name: f"avg({column}) FILTER (WHERE {averaged})" for name, column in means.items()},
+    }
+    return query_series(run, table, columns, where=where, joined=joined)
+
+
+def draw_growth(found: Series, compared: Series | None = None) -> Picture:
+    """Draw scores with bands against the twin, and the parameters below."""
+    texts = {"episodes": notation.count, "parameters": notation.count}
+    named = {found.metric.name if name == "score" else name: course for name, course in found.values.items()}
+    table = series_table(replace(found, values=named), found.metric.text, texts)
+    return Picture(draw(_growth_chart, found, compared), *table, _growth_caption(found))
+
+
+def _growth_chart(found: Series) -> Chart:
+    size = f"{notation.count(found.last('parameters'))} params"
+    params = ChartLine("parameters", found["parameters"], notation.count, "steps", label=size)
+    bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
+    metric = found.metric
+    scores = [
+        ChartLine("twin", found["twin"], metric.text, "twin"),
+        ChartLine(metric.name, found["score"], metric.text),
+    ]
+    name = metric.name.capitalize()
+    return Chart(
+        title=f"{name} and parameters",
+        description=f"{name} {metric.text(found.last('score'))} and twin"
+        f" {metric.text(found.last('twin'))} at {found.axis} {found.bins[-1]}, with"
+        f" {notation.count(found.last('parameters'))} parameters.",
+        found=found,
+        panels=[
+            Panel(170, scores, bands if _has_fan(found) else (), near=0.0, most=metric.most),
+            Panel(60, [params], zero=True, ticks=2),
+        ],
+        room=124,
+    )
+
+
+def _has_fan(found: Series) -> bool:
+    return found["lowest"] != found["highest"]
+
+
+def _growth_caption(found: Series) -> str:
+    metric = found.metric
+    score, twin, params = (found.last(name) for name in ("score", "twin", "parameters"))
+    fan = ""
+    if _has_fan(found):
+        which = " of those that lasted" if found.axis == "iteration" else ""
+        fan = f"Bands: all episodes, and their middle half; line: the mean{which}. "
+    lead, against = metric.lead(score, twin), ""
+    if lead is not None:
+        fan += "Dotted: the do-nothing twin. "
+        against = f" {metric.gain(lead)}{metric.unit} over the twin,"
+    return (
+        f"{fan}At {found.axis} {found.bins[-1]} the {metric.name} is {metric.text(score)},{against}"
+        f" with {notation.count(params)} parameters."
+    )
+
+
+_TABLE: Final = (
+    "update LEFT JOIN (SELECT iteration, list(total_reward) AS returns FROM episode GROUP BY iteration)"
+    " USING (iteration)"
+)
+_QUANTILE: Final = "list_aggregate(flatten(list(returns)), 'quantile_cont', {})"
+_COLUMNS: Final = {
+    "25 %": _QUANTILE.format(0.25),
+    "median": _QUANTILE.format(0.5),
+    "75 %": _QUANTILE.format(0.75),
+    "score": "avg(val_score)",
+    "evaluation return": "avg(evaluation_return)",
+    "evaluation score": "avg(evaluation_score)",
+}
+"""SQL by series. Quartiles are over all episodes; evaluations are argmax episodes on selection rng seeds."""
+_signed = partial(notation.gain, decimals=2)
+
+
+def improvement(run: Run) -> Series | None:
+    """Return the returns and scores of a training by iteration; None before the first update."""
+    return query_series(run, _TABLE, _COLUMNS) if is_training(run) else None
+
+
+def draw_improvement(found: Series, compared: Series | None = None) -> Picture:
+    """Draw returns with quartiles above, and scores below."""
+    scores = {"score": notation.points, "evaluation score": notation.points}
+    return Picture(
+        draw(_improvement_chart, found, compared),
+        *series_table(found, _signed, scores),
+        "Above: return of an iteration's episodes, median and middle half; below: their mean score."
+        " Dots: argmax episodes on selection rng seeds.",
+    )
+
+
+def _improvement_chart(found: Series) -> Chart:
+    returns = [
+        ChartLine("return", found["median"], _signed),
+        ChartLine("evaluated", found["evaluation return"], _signed, "dots", label=""),
+    ]
+    scores = [
+        ChartLine("score", found["score"], notation.points),
+        ChartLine("argmax", found["evaluation score"], notation.points, "dots"),
+    ]
+    return Chart(
+        title="Return and score per iteration",
+        description=f"Median return {_signed(found.last('median'))}, mean score"
+        f" {notation.points(found.last('score'))} in iteration {found.bins[-1]}.",
+        found=found,
+        panels=[
+            Panel(130, returns, [(found["25 %"], found["75 %"])], zero=True),
+            Panel(130, scores, near=0.0, most=100.0),
+        ],
+    )
