@@ -14,7 +14,7 @@ from esper.tolaria.tasks.text import PYCODE
 from tests.tolaria.building import every_choice, grown_model
 
 SLOTS = (0, 1, 2)
-SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})  # ATTENTION on a CPU
+SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})  # runs as ATTENTION on CPUs
 LIMIT = 3.0
 
 

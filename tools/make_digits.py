@@ -1,6 +1,6 @@
 """Make the embedded digits data from the copy that scikit-learn ships.
 
-    python tools/make_digits.py            write digits.npz beside the digits task and print its SHA-256
+    python tools/make_digits.py            write digits.npz next to the digits task and print its SHA-256
     python tools/make_digits.py --check    compare the committed file with that copy; exit 1 on a difference
 
 Needs the `data` extra. The archive is the same byte for byte in every run: order, dates and permissions

@@ -28,12 +28,12 @@ def test_a_policy_is_evaluated_at_the_budget_of_its_training(
     )  # type: ignore[arg-type]  # text, like on the command line
     train(config, tmp_path / "run")
     best = tmp_path / "run" / "best"
-    told = read_training(best)
-    assert told == trained_on(config)
-    assert told is not None
-    assert told.budget == 20_000_000
+    recorded = read_training(best)
+    assert recorded == trained_on(config)
+    assert recorded is not None
+    assert recorded.budget == 20_000_000
     assert load_policy(best).shape.context
-    command = evaluation_of(best, told).split()
+    command = evaluation_of(best, recorded).split()
     assert "--steps" not in command
     assert command[command.index("--budget") + 1] == "20000000"
     eval_command([str(best), "--episodes", "2", "--processes", "1"])

@@ -228,7 +228,7 @@ def test_without_follow_a_running_run_is_exported_once(
         cli.main(["export", str(run)])
 
     assert exported_iterations(run / "export" / "tensorboard") == {1}
-    assert "the run goes on, and --follow would go on with it" in capsys.readouterr().out
+    assert "the run is not over, and --follow would wait for its end" in capsys.readouterr().out
 
 
 def test_follow_stops_when_the_run_was_resumed_from_an_earlier_checkpoint(tmp_path: Path) -> None:

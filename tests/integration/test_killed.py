@@ -44,7 +44,7 @@ def undisturbed(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def kill(*_: object) -> NoReturn:
     os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError("nobody survives this")
+    raise AssertionError("SIGKILL cannot be survived")
 
 
 def on_call(

@@ -162,7 +162,7 @@ def test_killed_ranks_are_restarted_and_the_result_is_bit_equal(
     assert not list(mishaps.iterdir()), "both were killed"
     assert_same_end(alone, out)
     assert said.count("failed (exitcode: -9)") == 2
-    assert f"with --resume {out} in place of other flags" in said, "each survivor says how to go on"
+    assert f"with --resume {out} in place of other flags" in said, "each survivor prints how to resume"
     assert said.count(f"best policy in {out / 'best'}") == 1
 
 

@@ -104,7 +104,7 @@ def test_a_full_disk_does_not_end_a_training(
         train(tiny(), out)
     assert capsys.readouterr().err == (
         f"esper: '{out / file}' cannot be written: No space left on device; what was saved before is intact,"
-        " and the training goes on\n"
+        " and the training continues\n"
     )
     assert kept == ["iteration-00001"]
     assert not list(out.rglob("*.partial"))

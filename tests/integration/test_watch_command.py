@@ -19,7 +19,7 @@ from tests.karn import fake_run, fake_training
 
 
 @pytest.fixture
-def beside(
+def watch_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., list[str]]:
     """Return a function that watches a run and calls one writer action per refresh; it returns the output."""
@@ -58,8 +58,8 @@ def beside(
     return watched
 
 
-def test_watch_shows_a_run_from_its_first_row_to_its_last(beside: Callable[..., list[str]]) -> None:
-    before, begun, *epochs, rest = beside("run", "epoch", "epoch", "epoch", "end")
+def test_watch_shows_a_run_from_its_first_row_to_its_last(watch_while: Callable[..., list[str]]) -> None:
+    before, begun, *epochs, rest = watch_while("run", "epoch", "epoch", "epoch", "end")
     assert before == ""
     assert begun.startswith("run demo: task digits_impaired")
     for number, shown in enumerate(epochs):
@@ -77,14 +77,14 @@ def test_watch_shows_a_run_from_its_first_row_to_its_last(beside: Callable[..., 
     ],
 )
 def test_watch_reports_a_killed_run_as_stopped(
-    deeds: tuple[str, ...], end: str, beside: Callable[..., list[str]]
+    deeds: tuple[str, ...], end: str, watch_while: Callable[..., list[str]]
 ) -> None:
-    (last,) = beside(*deeds)[-1].splitlines()
+    (last,) = watch_while(*deeds)[-1].splitlines()
     assert last.endswith(end)
 
 
-def test_ctrl_c_ends_watch_without_an_error(beside: Callable[..., list[str]]) -> None:
-    assert beside("run", "interrupt")[-1] == ""
+def test_ctrl_c_ends_watch_without_an_error(watch_while: Callable[..., list[str]]) -> None:
+    assert watch_while("run", "interrupt")[-1] == ""
 
 
 # --- finished runs --------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> boo
         if trainer.is_over:
             resume = f"esper train --resume {directory}"
             raise SaveError(f"{intact}: make room, then go on with {resume}") from None
-        sys.stderr.write(f"esper: {intact}, and the training goes on\n")
+        sys.stderr.write(f"esper: {intact}, and the training continues\n")
         return False
     return True
 

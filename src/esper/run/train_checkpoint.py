@@ -120,7 +120,7 @@ def _progress_of(state: Path) -> TrainProgress:
         file = state / PROGRESS_FILE
         raise CheckpointError(f"'{file}' is damaged or no checkpoint of this version: {error}") from None
     if state.name.removesuffix("-again") != f"iteration-{progress.iteration:05d}":
-        raise CheckpointError(f"'{state}' holds the state of iteration {progress.iteration}, not of its own")
+        raise CheckpointError(f"'{state}' holds the state of iteration {progress.iteration}, unlike its name")
     return progress
 
 

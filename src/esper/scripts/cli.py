@@ -13,7 +13,7 @@ COMMANDS = {
     "train": "Teach a policy to decide what grows.",
     "eval": "Compare a trained policy with every control.",
     "study": "Compare arms at equal compute: static sizes, controllers, policies.",
-    "watch": "Follow a run that goes on, or show one that is over.",
+    "watch": "Follow a running run, or show a finished one.",
     "serve": "Show all runs of a folder on a live page.",
     "report": "Show what a run came to, in one HTML file.",
     "runs": "List all runs with their state and score.",

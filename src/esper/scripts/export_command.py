@@ -25,7 +25,7 @@ from esper.scripts.flags import parse_words
 DESCRIPTION = "Write a run's numbers for TensorBoard, Trackio or Weights & Biases."
 POLL_SECONDS: Final = 2.0
 ENDINGS: Final = {
-    "running": "the run goes on, and --follow would go on with it",
+    "running": "the run is not over, and --follow would wait for its end",
     "finished": "the run has finished",
     "stopped": "the run has stopped before its end",
 }
@@ -108,7 +108,7 @@ def new_rows(run: Run, row_type: type[Row], lasts: dict[type[Row], Row]) -> list
     if last is not None and rows[:1] != [last]:
         raise ExportError(
             "the run was resumed from an earlier point, so that part of what was exported is no longer"
-            " true; export it anew"
+            " true; export it again to a new directory"
         )
     lasts |= {row_type: rows[-1]} if rows else {}
     return rows if last is None else rows[1:]

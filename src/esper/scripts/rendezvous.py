@@ -30,7 +30,7 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
         backend, store = create_backend(params)
     except RendezvousConnectionError as error:
         raise SystemExit(
-            f"nobody answers at {params.endpoint}: {error}; --rdzv-endpoint must be the same on all machines,"
+            f"no answer from {params.endpoint}: {error}; --rdzv-endpoint must be the same on all machines,"
             " and name one of them, whose torchrun runs and whose port others can reach"
         ) from None
     made = create_handler(store, backend, params)

@@ -11,7 +11,7 @@ from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 DESCRIPTION = (
-    "Compare arms at equal compute, as the file says (docs/studies.md); goes on where it stopped."
+    "Compare arms at equal compute, as described in FILE (docs/studies.md); finished runs are not repeated."
     " Writes a table in Markdown, a page, and Parquet."
 )
 

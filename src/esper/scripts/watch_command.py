@@ -17,7 +17,7 @@ from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 
-DESCRIPTION = "Show a run that is over, or follow one that goes on. Ctrl-C ends watching, never the run."
+DESCRIPTION = "Show a finished run, or follow a running one. Ctrl-C ends watching, never the run."
 POLL_SECONDS: Final = 0.25
 SHARE_OF_TIME: Final = 0.5
 """Largest share of wall time that the command spends on reading files."""

@@ -55,7 +55,7 @@ def _named(given: object) -> object:
     if isinstance(given, list | tuple):
         texts = [_text("", one) for one in given]
         if len(set(texts)) != len(texts):
-            raise ValueError(f"every arm stands once in a study; found {', '.join(texts)}")
+            raise ValueError(f"an arm may occur only once in a study; found {', '.join(texts)}")
         return {text: (text,) for text in texts}
     if isinstance(given, Mapping):
         return {str(name): _members(str(name), value) for name, value in given.items()}
@@ -78,7 +78,7 @@ def _members(name: str, value: object) -> tuple[str, ...]:
 def _text(name: str, one: object) -> str:
     if isinstance(one, Mapping) and "budget" in one:
         raise ValueError(
-            f"arm '{name or one.get('arm', '')}' asks for a budget of its own, {one['budget']}; all arms of a"
+            f"arm '{name or one.get('arm', '')}' has a separate budget, {one['budget']}; all arms of a"
             " study spend the same compute: give one budget for the study, or several marks"
         )
     if not isinstance(one, str):
