@@ -10,7 +10,7 @@ from esper.leyline.stages import LIVE_STAGES
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.oracles.trial import SMALL, new_policy
 from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.observation_features import batch_obs_to_features
+from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import facts_of, random_table, space_of
 from tests.tamiyo.policy.observations import FLAGS, MEASUREMENTS

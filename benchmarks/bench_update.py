@@ -8,8 +8,8 @@ from torch import nn
 from benchmarks.timing import GEMM_FLOPS, cpu_times, figure, gemm, gflops
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import PPOConfig
 from esper.simic.oracles.trial import SMALL, new_policy
-from esper.simic.training_config import PPOConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from tests.tamiyo.policy.small_policies import play
 

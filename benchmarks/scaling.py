@@ -29,8 +29,8 @@ from esper.run.factories import describe_run
 from esper.run.policy_training import task_of
 from esper.run.row_sink import RowSink
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import SHARD_ENVS, Trainer
-from esper.simic.training_config import TrainingConfig
 from esper.tolaria.env import MorphEnv
 
 ENVS, STEPS, ITERATIONS = 16, 10, 4

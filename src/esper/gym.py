@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from esper.leyline import CANONICAL_ACTION, HEADS_OF_OP, NUM_BLUEPRINTS, Head, SlotConfig, head_sizes
 from esper.run.policy_training import task_of
 from esper.run.run_config import checked
+from esper.simic.config import TrainingConfig
 from esper.simic.training.policy_env import GrowthEnv
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.feature_table import BOUND
-from esper.tamiyo.policy.observation_features import get_feature_size
+from esper.tamiyo.policy.features import get_feature_size
 from esper.tamiyo.policy.observer import Observation
 
 ENV_ID: Final = "esper/Morph-v0"

@@ -25,7 +25,7 @@ from esper.kasmina.actuator import Outcome, apply_action
 from esper.kasmina.blueprints import Topology, blueprint_named, unregister_blueprint
 from esper.kasmina.network import slot_streams
 from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
-from esper.leyline.lifecycle_rules import IncubationMode
+from esper.leyline.rules import IncubationMode
 from esper.tolaria.minibatch import Readings, train_batch
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant

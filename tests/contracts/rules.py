@@ -30,7 +30,7 @@ from esper.kasmina.blueprint_check import (
 from esper.kasmina.blueprints import Topology, specs_for
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline import STYLE_OPERATORS, Stage, Style
-from esper.leyline.lifecycle_rules import IncubationMode
+from esper.leyline.rules import IncubationMode
 from esper.tolaria.minibatch import Readings
 from tests.contracts.hosts import Kind
 from tests.contracts.matrix import (

@@ -43,7 +43,7 @@ from esper.simic.diagnostics import RatioExplosionDiagnostic
 from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import compute_action_masks, compute_batch_masks
 from esper.tamiyo.policy.distributions import MaskedCategorical
-from esper.tamiyo.policy.observation_features import batch_obs_to_features, get_feature_size
+from esper.tamiyo.policy.features import batch_obs_to_features, get_feature_size
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.vector import SerialVector
 from tests.leyline.building import space_of

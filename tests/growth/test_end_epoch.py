@@ -16,7 +16,7 @@ from esper.leyline.protocols import Decisions
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.observation_features import get_feature_size
+from esper.tamiyo.policy.features import get_feature_size
 from esper.tamiyo.saturation_controller import SaturationController
 from tests.growth.models import ResNet, mlp
 

@@ -3,7 +3,7 @@
 from pydantic import BaseModel
 
 from esper.run.run_config import PRESETS, RunConfig
-from esper.simic.training_config import TrainingConfig
+from esper.simic.config import TrainingConfig
 
 TRAINING = """
 task='digits_impaired' rng_seed=0 envs=32 iterations=40 steps=None budget=None slots=None auto_forward=True

@@ -14,7 +14,7 @@ import pytest
 
 from esper.karn.run import Run, open_run
 from esper.leyline.rows import DecisionRow, EnvRow, EpisodeRow, EpochRow, TransitionRow, UpdateRow
-from esper.nissa import compaction
+from esper.nissa import compaction, iteration_journal
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
@@ -112,7 +112,7 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "_commit", 5, after=True),
     "half way through the rows of an iteration": lambda: at_file("rows-00003.jsonl", act=cut_in_half_and_die),
     "after the rows of an iteration got their name": lambda: at_file("rows-00003.jsonl", after=True),
-    HALF_AN_EPOCH: lambda: on_call(journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
+    HALF_AN_EPOCH: lambda: on_call(iteration_journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
     "while lines that became Parquet are removed": lambda: on_call(compaction, "remove", 2),
     "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
     "after the better policy's weights, before their description": lambda: at_file(

@@ -22,8 +22,8 @@ from esper.nissa.alert_rules import MACHINE_RULES
 from esper.nissa.writer import RunWriter
 from esper.scripts import cli
 from esper.scripts.guard import USAGE_ERROR, exit_on_error
+from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import PolicyEvaluation, Trainer
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task

@@ -16,7 +16,6 @@ from esper.leyline import (
     Stage,
     Style,
 )
-from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
 from esper.leyline.rows import (
     SCHEMA_VERSION,
     AlertRow,
@@ -31,6 +30,7 @@ from esper.leyline.rows import (
     TransitionRow,
     UpdateRow,
 )
+from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 
 EPOCHS = 8

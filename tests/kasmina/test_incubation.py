@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from esper.kasmina import Host, MorphogeneticModel
 from esper.kasmina.network import shadow_size
 from esper.leyline import LifecycleRules, SlotConfig
-from esper.leyline.lifecycle_rules import IncubationMode
+from esper.leyline.rules import IncubationMode
 from tests.contracts.hosts import TOKENS, VOCABULARY
 from tests.contracts.matrix import (
     IMAGES,

@@ -22,9 +22,9 @@ from esper.leyline.rows import TABLES, AlertRow, EpisodeRow, Row, RunRow, Update
 from esper.nissa.alert_monitor import AlertMonitor
 from esper.nissa.alert_rules import GOVERNOR_RULES
 from esper.run.policy_training import train
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards import families
 from esper.simic.rewards.families import FAMILIES, Array, RewardInputs
-from esper.simic.training_config import TrainingConfig
 
 FOLDER: Final = Path(__file__).parent / "recorded"
 

@@ -27,10 +27,11 @@ from esper.nissa.conditions import RESULT_TERMS
 from esper.nissa.writer import RunWriter
 from esper.run.policy_training import train
 from esper.run.row_sink import RowSink
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FAMILIES
+from esper.simic.training import trainer
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.trainer import Iteration, Trainer
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy import action_masks
 from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from esper.leyline import LifecycleOp, LifecycleRules, Stage
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
 from esper.simic.oracles.trial import new_policy
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.policy_env import GrowthEnv, PolicyStep
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.simic.training.trainer import Trainer
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.observer import Observation
 from esper.tolaria.env import MorphEnv

@@ -1,9 +1,9 @@
 import pytest
 
+from esper.simic.config import TrainingConfig
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import evaluate
 from esper.simic.training.trainer import Trainer
-from esper.simic.training_config import TrainingConfig
 from tests.simic.episodes import task_with
 
 

@@ -11,7 +11,7 @@ from esper.study.one_run import MarkResult, RunResult, StudyRun, best_of, check_
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import save_policy
-from esper.tamiyo.policy.observation_features import feature_names
+from esper.tamiyo.policy.features import feature_names
 from esper.tolaria.episode import run_episode
 from esper.tolaria.tasks import TASKS
 from esper.tolaria.vector import SerialVector

@@ -4,10 +4,10 @@ import pytest
 
 from esper.leyline import ActionSpace, LifecycleRules, SlotConfig
 from esper.leyline.errors import EsperError, UnknownNameError
+from esper.tamiyo.controller_registry import CONTROLLERS, ControllerSettings, make_controller
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import save_policy
 from esper.tamiyo.policy.features import feature_names
-from esper.tamiyo.registry import CONTROLLERS, ControllerSettings, make_controller
 
 SPACE = ActionSpace(SlotConfig.of_count(3), LifecycleRules(), (1,), ("none", "stack"))
 

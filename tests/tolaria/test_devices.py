@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from esper.run.run_config import ConfigError, RunConfig, checked
 from esper.scripts.eval_command import EvaluationConfig
-from esper.simic.training_config import TrainingConfig
+from esper.simic.config import TrainingConfig
 from esper.tolaria.batches import SharedBatchIterator
 from esper.tolaria.devices import Device, describe_map, device_of
 from esper.tolaria.host_training import train_together

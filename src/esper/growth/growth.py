@@ -47,7 +47,7 @@ from esper.leyline import (
 from esper.leyline.errors import BlueprintError, EsperError, HostError
 from esper.leyline.factored_actions import BoolArray
 from esper.leyline.legality import legal_slots_by_op
-from esper.tamiyo.registry import controller_from
+from esper.tamiyo.controller_registry import controller_from
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000

@@ -18,8 +18,8 @@ from esper.leyline.factored_actions import (
     LifecycleOp,
 )
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
 from esper.leyline.rows import GateVerdict, StageMove
+from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 

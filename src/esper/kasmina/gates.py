@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
 from esper.leyline.rows import GateVerdict
+from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 from esper.leyline.thresholds import CONFIDENCE_Z, MIN_GRADIENT_HEALTH

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from esper.kasmina import alpha, gates
 from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import STYLE_CURVES, AlphaCurve
-from esper.leyline.lifecycle_rules import LifecycleRules
 from esper.leyline.rows import Cause, GateVerdict, StageMove
+from esper.leyline.rules import LifecycleRules
 from esper.leyline.slot_table import NEVER, SlotTable
 from esper.leyline.stages import Stage, is_legal_move
 

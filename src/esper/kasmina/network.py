@@ -24,7 +24,7 @@ from esper.kasmina.sites import Site
 from esper.kasmina.slot import RESERVED, Graft, Participation, SeedSlot, attach, described, description_of
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BLUEPRINT_IDS, NUM_BLUEPRINTS
-from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
+from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage

@@ -10,7 +10,7 @@ from esper.kasmina.actuator import Outcome
 from esper.kasmina.contributions import Contributions
 from esper.kasmina.recovery import Intervention
 from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, BoolArray, FloatArray, Head, IntArray, heads_read
-from esper.leyline.protocols import EventSink, PolicyOutput
+from esper.leyline.protocols import EventSink, PolicyOutput, Reward
 from esper.leyline.reports import freshness
 from esper.leyline.rows import (
     AlertRow,
@@ -38,13 +38,6 @@ class RowKey(NamedTuple):
     attempt: int
     iteration: int | None
     epoch: int
-
-
-class Reward(NamedTuple):
-    """A reward and its terms, which sum to it."""
-
-    total: float
-    terms: Mapping[str, float]
 
 
 def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:

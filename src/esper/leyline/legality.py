@@ -7,7 +7,7 @@ and only a named gate can still refuse it.
 import numpy as np
 
 from esper.leyline.factored_actions import CANONICAL_ACTION, NUM_OPS, BoolArray, Head, LifecycleOp
-from esper.leyline.lifecycle_rules import LifecycleRules
+from esper.leyline.rules import LifecycleRules
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage
 

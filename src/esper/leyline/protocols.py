@@ -1,6 +1,6 @@
 """Interfaces between packages that do not import each other: controllers and event sinks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from esper.leyline.factored_actions import IntArray
@@ -19,6 +19,13 @@ class PolicyOutput(NamedTuple):
     op_probs: list[float]
     """Probability of every op; 0 for masked ones."""
     value: float
+
+
+class Reward(NamedTuple):
+    """A reward and its terms, which sum to it."""
+
+    total: float
+    terms: Mapping[str, float]
 
 
 class EventSink(Protocol):

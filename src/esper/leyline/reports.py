@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from esper.leyline.factored_actions import BLEND_IDS, DEFAULT_GAMMA, STYLE_OPERATORS, BlendOperator
-from esper.leyline.lifecycle_rules import ActionSpace
+from esper.leyline.rules import ActionSpace
 from esper.leyline.slot_table import NEVER, SlotTable
 from esper.leyline.stages import Stage
 

@@ -10,8 +10,8 @@ from esper.leyline import ActionSpace, Controller, SlotConfig
 from esper.leyline.rows import RunRow
 from esper.run.provenance import run_row
 from esper.run.run_config import RunConfig
-from esper.simic.training_config import TrainingConfig
-from esper.tamiyo.registry import ControllerSettings, make_controller
+from esper.simic.config import TrainingConfig
+from esper.tamiyo.controller_registry import ControllerSettings, make_controller
 from esper.tolaria.devices import Device, device_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec, task_named

@@ -18,10 +18,10 @@ from esper.run.factories import describe_run, one_thread, preset_of
 from esper.run.row_sink import RowSink
 from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
+from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.handshake import HandshakeError
 from esper.simic.training.trainer import Iteration, Trainer
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.tolaria.data import digest_of

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.rows import Detail
+from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
-from esper.simic.training_config import TrainingConfig
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
 """Settings that only one controller reads, with the name of that controller."""

@@ -19,8 +19,8 @@ from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.rows import RunRow, UpdateRow
 from esper.run.resume_check import check_same_settings
 from esper.run.run_config import checked, read_settings
+from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import OPTIMISER_FILE, PROGRESS_FILE, Trainer
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import (
     POLICY_FILE,
     SEAL_FILE,

@@ -17,9 +17,9 @@ from esper.run.arm import run_one_episode
 from esper.run.factories import build_task
 from esper.run.run_config import RunConfig, Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import rent_potential
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, Hardware, TaskName
-from esper.simic.training_config import TrainingConfig
 from esper.study.processes import in_processes
 from esper.tamiyo.policy.checkpoint import load_policy, read_training
 from esper.tamiyo.policy.observer import check_capacity

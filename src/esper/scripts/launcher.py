@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from esper.leyline.errors import EsperError
-from esper.simic.training_config import TrainingConfig
+from esper.simic.config import TrainingConfig
 
 SENTENCES_VARIABLE = "ESPER_SENTENCES"
 """Environment variable: folder in which each process writes its error message."""

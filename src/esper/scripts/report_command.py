@@ -13,7 +13,7 @@ from esper.leyline.errors import EsperError
 from esper.leyline.rows import RunRow
 from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
-from esper.simic.training_config import TrainingConfig
+from esper.simic.config import TrainingConfig
 
 DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else."
 FILE_NAME = "report.html"

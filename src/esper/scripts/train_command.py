@@ -19,8 +19,8 @@ from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_s
 from esper.run.train_checkpoint import config_of_run
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.agent.ppo import shards
+from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import SHARD_ENVS
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.checkpoint import TrainedOn
 
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."

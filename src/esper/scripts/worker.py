@@ -24,9 +24,9 @@ from esper.run.train_checkpoint import FinishedRunError
 from esper.scripts.guard import INTERRUPTED, USAGE_ERROR, exit_on_error
 from esper.scripts.launcher import LOST_OTHERS, SENTENCES_VARIABLE
 from esper.scripts.train_command import check_processes, interrupted, print_best, train_and_show
+from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.handshake import HandshakeError
-from esper.simic.training_config import TrainingConfig
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0

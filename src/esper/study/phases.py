@@ -12,7 +12,7 @@ from itertools import chain
 from statistics import fmean
 
 from esper.kasmina.schedules import DECAY_SHARE
-from esper.leyline.lifecycle_rules import ActionSpace
+from esper.leyline.rules import ActionSpace
 from esper.study.one_run import MarkResult, RunResult, StudyRun
 from esper.study.study_config import Arm, StudyConfig, arms_of, sizes_of
 from esper.tamiyo.plan_search import GENERATIONS, propose

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Final, NamedTuple
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.lifecycle_rules import ActionSpace
 from esper.leyline.protocols import Controller
+from esper.leyline.rules import ActionSpace
 from esper.run.run_config import ConfigError, Settings
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
-from esper.tamiyo.registry import CONTROLLERS, ControllerSettings, make_controller
+from esper.tamiyo.controller_registry import CONTROLLERS, ControllerSettings, make_controller
 from esper.tolaria.anytime import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS

@@ -17,7 +17,7 @@ from esper.kasmina import actuator
 from esper.kasmina.contributions import Contributions, record_contributions
 from esper.kasmina.governor import Governor
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.recorder import PHASES, Recorder, Reward, RowKey
+from esper.kasmina.recorder import PHASES, Recorder, RowKey
 from esper.kasmina.recovery import ROLLBACK_LIMIT, Recovery
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.factored_actions import (
@@ -30,9 +30,9 @@ from esper.leyline.factored_actions import (
     check_actions,
 )
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.lifecycle_rules import ActionSpace
-from esper.leyline.protocols import EventSink, PolicyOutput
+from esper.leyline.protocols import EventSink, PolicyOutput, Reward
 from esper.leyline.rows import StageMove
+from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts
 from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import Stage

@@ -5,8 +5,8 @@ from typing import Any
 
 from esper.kasmina.recovery import ROLLBACK_LIMIT
 from esper.leyline.factored_actions import IntArray
-from esper.leyline.lifecycle_rules import ActionSpace
 from esper.leyline.protocols import EventSink, PolicyOutput
+from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts, EpochFacts
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of

@@ -8,7 +8,7 @@ from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, LifecycleOp, SlotC
 from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, AllMaskedError
-from esper.tamiyo.policy.observation_features import get_feature_size
+from esper.tamiyo.policy.features import get_feature_size
 from tests.leyline.building import space_of
 from tests.tamiyo.policy.small_policies import policy_of
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from esper.leyline import OP_PRUNE, SlotConfig, SlotTable, TrainingSignals
 from esper.leyline.slot_table import FloatArray
-from esper.tamiyo.policy.observation_features import batch_obs_to_features, feature_names
+from esper.tamiyo.policy.features import batch_obs_to_features, feature_names
 from tests.leyline.building import facts_of
 
 USUAL = {

@@ -9,7 +9,7 @@ from torch import Tensor
 from esper.leyline import NUM_HEADS, SlotConfig, SlotTable, Stage
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden
 from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.observation_features import get_feature_size
+from esper.tamiyo.policy.features import get_feature_size
 from tests.leyline.building import put, random_table, space_of
 
 

@@ -12,7 +12,7 @@ from esper.leyline.factored_actions import IntArray
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.observation_features import batch_obs_to_features
+from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
 from tests.tamiyo.policy.small_policies import policy_of

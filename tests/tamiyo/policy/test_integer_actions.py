@@ -6,9 +6,9 @@ from typing import NoReturn
 import pytest
 
 from esper.leyline import CANONICAL_ACTION, FactoredAction, Head, LifecycleRules
+from esper.simic.config import TrainingConfig
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
-from esper.simic.training_config import TrainingConfig
 from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import tiny_task
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.leyline import SlotConfig, SlotTable, Stage
-from esper.tamiyo.policy.observation_features import batch_obs_to_features, feature_names, get_feature_size
+from esper.tamiyo.policy.features import batch_obs_to_features, feature_names, get_feature_size
 from tests.leyline.building import put, random_table
 from tests.tamiyo.policy.observations import MEASUREMENTS, observe, signals_of, wild, wild_signals
 

@@ -1,9 +1,9 @@
 """Blueprints: importing this package registers the built-in ones."""
 
 from esper.kasmina.blueprints import conv as _conv  # noqa: F401  registers on import
-from esper.kasmina.blueprints import features as _features  # noqa: F401
 from esper.kasmina.blueprints import stack as _stack  # noqa: F401
 from esper.kasmina.blueprints import tokens as _tokens  # noqa: F401
+from esper.kasmina.blueprints import vectors as _vectors  # noqa: F401
 from esper.kasmina.blueprints.mirror import Mirrored
 from esper.kasmina.blueprints.registry import (
     BlueprintSpec,

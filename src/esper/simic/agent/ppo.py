@@ -21,7 +21,7 @@ from esper.leyline.rows import known
 from esper.simic import diagnostics, losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.training_config import PPOConfig
+from esper.simic.config import PPOConfig
 from esper.tamiyo.networks.factored_lstm import ActionEvaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5

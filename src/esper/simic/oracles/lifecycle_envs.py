@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from esper.kasmina import actuator
 from esper.leyline.factored_actions import BLUEPRINT_IDS, BlueprintAction, Head, LifecycleOp, canonicalise
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.lifecycle_rules import ActionSpace, LifecycleRules
+from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable

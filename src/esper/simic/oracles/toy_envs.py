@@ -15,7 +15,7 @@ from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, Lifecy
 from esper.leyline.protocols import PolicyOutput
 from esper.simic.training.policy_env import PolicyStep
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation_features import BASE_SIZE, SLOT_SIZE
+from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
 from esper.tamiyo.policy.observer import Observation
 
 Actions = NDArray[np.int64]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from esper.kasmina.recorder import Reward
+from esper.leyline.protocols import Reward
 from esper.simic.rewards.families import Array, RewardTerms, total
 
 

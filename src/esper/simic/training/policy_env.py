@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from esper.leyline import EpochFacts
 from esper.leyline.protocols import PolicyOutput
 from esper.leyline.rows import Row
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.simic.rewards.reward_log import RewardLog
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec

@@ -22,14 +22,14 @@ from esper.leyline import NUM_OPS, Head, SlotConfig
 from esper.leyline.rows import Row, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import TrainingConfig
 from esper.simic.rewards.reward_log import RewardLog
 from esper.simic.training import exchange
 from esper.simic.training.policy_env import GrowthEnv, RowJournal
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
-from esper.simic.training_config import TrainingConfig
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
-from esper.tamiyo.policy.observation_features import get_feature_size
+from esper.tamiyo.policy.features import get_feature_size
 from esper.tolaria.devices import Device
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS

@@ -20,7 +20,7 @@ from torch import Tensor
 from esper.files.atomic_write import write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
-from esper.tamiyo.policy.observation_features import feature_names
+from esper.tamiyo.policy.features import feature_names
 
 POLICY_FILE = "policy.safetensors"
 SHAPE_FILE = "policy.json"

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline.lifecycle_rules import LifecycleRules
+from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits, digest_of, split_images
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 

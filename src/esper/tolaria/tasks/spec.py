@@ -13,7 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
 from esper.kasmina.schedules import ScheduleKind
 from esper.leyline.errors import HostError
-from esper.leyline.lifecycle_rules import LifecycleRules
+from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits
 from esper.tolaria.objective import CLASSIFICATION, Objective
 
