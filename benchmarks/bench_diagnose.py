@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.timing import figure
-from esper.growth import diagnose
+from esper import diagnose
 from tests.growth.models import BasicBlock
 
 TRAINING_STEPS = 30 * 50_000 // 128

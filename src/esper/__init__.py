@@ -1,17 +1,22 @@
 """Esper: neural networks that grow while they train.
 
-Public names are imported on first use, so that packages without torch import quickly.
+The names below are loaded on first use, so that the packages without torch import quickly.
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING, Final
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from esper.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from esper.growth import Growth, diagnose, grow, load, plant
+    from esper.growth.diagnose import diagnose, plant
+    from esper.growth.grow import grow
+    from esper.growth.growth import Growth
     from esper.karn.run import open_run
-    from esper.kasmina import MorphogeneticModel, check_blueprint, harvest, register_blueprint
+    from esper.kasmina.blueprint_check import check_blueprint
+    from esper.kasmina.blueprints import register_blueprint
+    from esper.kasmina.checkpoint import load
+    from esper.kasmina.network import MorphogeneticModel
+    from esper.kasmina.plain import harvest
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,18 +33,16 @@ __all__ = [
     "register_blueprint",
 ]
 
-
-_HOMES = {
-    "Growth": "esper.growth",
-    "diagnose": "esper.growth",
-    "grow": "esper.growth",
+_MODULES: Final = {
+    "Growth": "esper.growth.growth",
+    "MorphogeneticModel": "esper.kasmina.network",
+    "check_blueprint": "esper.kasmina.blueprint_check",
+    "diagnose": "esper.growth.diagnose",
+    "grow": "esper.growth.grow",
+    "harvest": "esper.kasmina.plain",
     "load": "esper.kasmina.checkpoint",
-    "plant": "esper.growth",
     "open_run": "esper.karn.run",
+    "plant": "esper.growth.diagnose",
+    "register_blueprint": "esper.kasmina.blueprints",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(_HOMES.get(name, "esper.kasmina")), name)
-    raise AttributeError(f"module 'esper' has no attribute '{name}'; it offers {', '.join(__all__)}")
+__getattr__ = lazy_names(__name__, _MODULES)

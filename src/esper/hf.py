@@ -17,7 +17,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
-from esper.growth import Growth
+from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
 EVALUATED_BATCHES: Final = 32

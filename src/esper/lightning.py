@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from esper.growth import Growth
+from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
 VALIDATED_BATCHES: Final = 32

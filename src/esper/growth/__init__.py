@@ -1,13 +1,17 @@
 """Growth of a user's own network: in the user's loop, in one call, or after a diagnosis."""
 
-from esper.growth.diagnose import diagnose, plant
-from esper.growth.diagnosis_report import Diagnosis
-from esper.growth.grow import Grown, grow
-from esper.growth.growth import Growth
-from esper.growth.growth_events import GrowthEvent
-from esper.kasmina.checkpoint import load
-from esper.kasmina.sites import Site, find_sites
-from esper.leyline.errors import GrowthWarning
+from esper.lazy_names import lazy_names
 
-__all__ = ["Diagnosis", "Grown", "Growth", "GrowthEvent", "GrowthWarning", "Site"]
-__all__ += ["diagnose", "find_sites", "grow", "load", "plant"]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "Diagnosis": "esper.growth.diagnosis_report",
+        "Grown": "esper.growth.grow",
+        "Growth": "esper.growth.growth",
+        "GrowthEvent": "esper.growth.growth_events",
+        "GrowthWarning": "esper.leyline.errors",
+        "Site": "esper.kasmina.sites",
+        "find_sites": "esper.kasmina.sites",
+        "load": "esper.kasmina.checkpoint",
+    },
+)

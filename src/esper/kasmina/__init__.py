@@ -1,23 +1,19 @@
 """Networks that grow: hosts, slots, blueprints, lifecycle, contributions, compute."""
 
-from esper.kasmina.blueprint_check import check_blueprint
-from esper.kasmina.blueprints import Mirrored, register_blueprint
-from esper.kasmina.checkpoint import load
-from esper.kasmina.hosts import CNNHost, Host
-from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.plain import harvest
-from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.slot import SeedSlot
+from esper.lazy_names import lazy_names
 
-__all__ = [
-    "CNNHost",
-    "Host",
-    "Mirrored",
-    "MorphogeneticModel",
-    "SeedSlot",
-    "TorchStream",
-    "check_blueprint",
-    "harvest",
-    "load",
-    "register_blueprint",
-]
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "CNNHost": "esper.kasmina.hosts",
+        "Host": "esper.kasmina.host",
+        "Mirrored": "esper.kasmina.blueprints",
+        "MorphogeneticModel": "esper.kasmina.network",
+        "SeedSlot": "esper.kasmina.slot",
+        "TorchStream": "esper.kasmina.random_streams",
+        "check_blueprint": "esper.kasmina.blueprint_check",
+        "harvest": "esper.kasmina.plain",
+        "load": "esper.kasmina.checkpoint",
+        "register_blueprint": "esper.kasmina.blueprints",
+    },
+)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology, blueprint_named
-from esper.kasmina.hosts.base import Host
+from esper.kasmina.host import Host
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.network import MorphogeneticModel, slot_streams
 from esper.kasmina.random_streams import TorchStream

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from esper.files.atomic_write import write_durably
-from esper.kasmina.hosts import HOSTS
+from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.plain import finish
 from esper.kasmina.random_streams import TorchStream
@@ -30,7 +30,7 @@ def network_state(network: MorphogeneticModel) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "class": type(host).__qualname__,
-        "spec": getattr(host, "spec", None) if type(host) in HOSTS.values() else None,
+        "spec": getattr(host, "spec", None) if isinstance(host, Host) else None,
         "sites": [asdict(site) | {"output": list(site.output)} for site in network.sites],
         "state": {name: value.clone() for name, value in host.state_dict().items()},
     }
@@ -87,6 +87,8 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
 
 
 def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Module:
+    from esper.kasmina.hosts import HOSTS  # noqa: PLC0415  only for networks of built-in classes
+
     kinds = {kind.__qualname__: kind for kind in HOSTS.values()}
     if spec is None or name not in kinds:
         raise HostError(f"'{path}' holds a {name}, which is no built-in host; pass base=, a new {name}")

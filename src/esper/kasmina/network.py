@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named, names_for, specs_for
-from esper.kasmina.hosts.base import Host
+from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site

@@ -19,7 +19,7 @@ from esper.kasmina import blend
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.dry_run import call, tensors_in, untouched
-from esper.kasmina.hosts.base import Host
+from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output

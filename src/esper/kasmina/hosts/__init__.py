@@ -1,6 +1,6 @@
 """Built-in hosts: networks that state their own sites for slots."""
 
-from esper.kasmina.hosts.base import Host
+from esper.kasmina.host import Host
 from esper.kasmina.hosts.cnn import CNNHost, ResidualHost
 from esper.kasmina.hosts.transformer import TransformerHost
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.hosts.base import Host, floats
+from esper.kasmina.host import Host, floats
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
 

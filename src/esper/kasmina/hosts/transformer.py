@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
-from esper.kasmina.hosts.base import Host
+from esper.kasmina.host import Host
 from esper.leyline.errors import HostError
 from esper.leyline.slot_config import SlotConfig
 
