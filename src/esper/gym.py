@@ -12,6 +12,7 @@ Observations, rewards and the names of settings are those of ``esper train``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ from esper.simic.training.policy_env import GrowthEnv
 from esper.tamiyo.policy.feature_table import BOUND
 from esper.tamiyo.policy.features import get_feature_size
 from esper.tamiyo.policy.observer import Observation
+from esper.tolaria.tasks import TaskSpec, register_task
+from esper.tolaria.tasks.user_tasks import checked_task
 
 ENV_ID: Final = "esper/Morph-v0"
 Features = NDArray[np.float32]
@@ -42,8 +45,18 @@ class MorphEnv(gymnasium.Env[Features, NDArray[np.int64]]):
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  as Gymnasium declares it
 
-    def __init__(self, task: str = "digits_impaired", **settings: Any) -> None:
-        """``settings`` are those of ``esper train`` that concern environments, such as steps and slots."""
+    def __init__(self, task: str | Callable[[], TaskSpec] = "digits_impaired", **settings: Any) -> None:
+        """Build the spaces.
+
+        Args:
+            task: Name of a task, ``package.module:function``, or a function that returns a task.
+            **settings: Settings of ``esper train`` that concern environments, such as ``steps`` and
+                ``slots``.
+        """
+        if callable(task):
+            found = checked_task(task(), getattr(task, "__qualname__", repr(task)))
+            register_task(found)
+            task = found.name
         self._config = checked(TrainingConfig, {"task": task, **settings})
         self._task = task_of(self._config)
         slots = self._config.capacity or self._task.num_slots

@@ -139,6 +139,8 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
     names = [name for name, _ in net.named_modules(remove_duplicate=False) if name]
     seen = set()
     for pattern in patterns:
+        if list(patterns).count(pattern) > 1:
+            raise HostError(f"slot '{pattern}' is named twice; name it once")
         glob, _, key = pattern.partition(":")
         hits = [name for name in names if _matches(name, glob)]
         if not hits:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from esper.leyline import ActionSpace, Controller, SlotConfig
+from esper.leyline import ActionSpace, Controller
 from esper.leyline.rows import RunRow
 from esper.run.provenance import run_row
 from esper.run.run_config import RunConfig
@@ -49,7 +49,7 @@ def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec
 
 def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:
     """Return one environment before its first episode; all slots are enabled unless the run names some."""
-    slots = SlotConfig.of_count(task.num_slots)
+    slots = task.slot_config
     named = config.slots if config.slots and config.slot_count is None else slots.slot_ids
     return SerialVector(
         task, rng_seed=config.rng_seed, enabled=slots.select(named), devices=config.devices, amp=config.amp

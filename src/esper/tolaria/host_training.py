@@ -67,7 +67,9 @@ class HostTraining:
             )
         with streams.torch("init"):
             host = task.build_host(self.instance)
-        self.model = MorphogeneticModel(host, task.rules, table=table, streams=streams.slot)
+        self.model = MorphogeneticModel(
+            host, task.rules, sites=task.sites or None, table=table, streams=streams.slot
+        )
         self.model.to(self.device.torch)
         self.learning_rate = self.instance.learning_rate
         self.optimiser = task.build_optimiser(host.parameters(), self.learning_rate)

@@ -34,6 +34,20 @@ CLASSIFICATION = Objective(F.cross_entropy, _sample_losses, _sample_scores)
 """Cross entropy of ``output [N, classes]``; 100 points where the class is right."""
 
 
+def regression(targets: Tensor) -> Objective:
+    """Return squared error as loss; a sample scores 100·(1 − squared error / variance of ``targets``), at
+    least 0."""
+    variance = (targets - targets.mean(dim=0)).square().mean()
+
+    def losses(output: Tensor, target: Tensor) -> Tensor:
+        return (output - target).square().flatten(1).mean(dim=1)
+
+    def scores(output: Tensor, target: Tensor) -> Tensor:
+        return 100.0 * (1.0 - losses(output, target) / variance).clamp(min=0.0)
+
+    return Objective(F.mse_loss, losses, scores)
+
+
 def _by_token(measure: Measure) -> Measure:
     """The mean over the tokens of each sample."""
 

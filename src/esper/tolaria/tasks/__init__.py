@@ -1,8 +1,9 @@
 """Task presets by name."""
 
-from esper.leyline.errors import UnknownNameError
+from esper.leyline.errors import EsperError, UnknownNameError
 from esper.tolaria.tasks import digits, images, text
 from esper.tolaria.tasks.spec import TaskSpec
+from esper.tolaria.tasks.user_tasks import imported_task, module_task
 
 TASKS: dict[str, TaskSpec] = {
     task.name: task
@@ -14,10 +15,19 @@ TASKS: dict[str, TaskSpec] = {
 
 
 def task_named(name: str) -> TaskSpec:
-    try:
+    """Return a preset, or the task that ``package.module:function`` returns."""
+    if name in TASKS:
         return TASKS[name]
-    except KeyError:
-        raise UnknownNameError("task", name, TASKS) from None
+    if ":" in name:
+        return imported_task(name)
+    raise UnknownNameError("task", name, TASKS)
 
 
-__all__ = ["TASKS", "TaskSpec", "task_named"]
+def register_task(task: TaskSpec) -> None:
+    """Add a task to those that can be named in this process."""
+    if task.build is None and TASKS.get(task.name, task) is not task:
+        raise EsperError(f"task '{task.name}' exists already; choose another name")
+    TASKS[task.name] = task
+
+
+__all__ = ["TASKS", "TaskSpec", "module_task", "register_task", "task_named"]

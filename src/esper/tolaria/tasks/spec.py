@@ -10,10 +10,12 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
+from esper.kasmina.hosts import CNNHost, ResidualHost, TransformerHost
 from esper.kasmina.schedules import ScheduleKind
+from esper.kasmina.sites import Site
 from esper.leyline.errors import HostError
 from esper.leyline.rules import LifecycleRules
+from esper.leyline.slot_config import SlotConfig
 from esper.tolaria.data import Splits
 from esper.tolaria.objective import CLASSIFICATION, Objective
 
@@ -114,6 +116,11 @@ class TaskSpec:
         default_factory=lambda: LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
     )
 
+    build: Callable[[], nn.Module] | None = None
+    """Builds the module of a user's task; a built-in host unless given."""
+    sites: tuple[Site, ...] = ()
+    """Positions of the slots in a user's module."""
+
     def __post_init__(self) -> None:
         depths = {len(widths) for widths in self.instances.widths}
         if len(depths) != 1:
@@ -126,10 +133,22 @@ class TaskSpec:
         """Slots of every host in the distribution."""
         return len(self.instances.widths[0])
 
+    @property
+    def slot_config(self) -> SlotConfig:
+        """Names of the slots of every host in the distribution."""
+        if self.sites:
+            return SlotConfig(tuple(site.name for site in self.sites))
+        return SlotConfig.of_count(self.num_slots)
+
     def with_slots(self, count: int) -> TaskSpec:
         """The same task with hosts of ``count`` blocks: cut off, or the last one repeated."""
         if count < 1:
             raise HostError(f"a host needs at least one slot; {count} were asked for")
+        if self.sites:
+            raise HostError(
+                f"the module of task '{self.name}' has the slots {', '.join(self.slot_config.slot_ids)};"
+                " their number cannot be changed: name others in the task"
+            )
         widths = tuple((w + w[-1:] * count)[:count] for w in self.instances.widths)
         return replace(self, instances=replace(self.instances, widths=widths))
 
@@ -151,7 +170,10 @@ class TaskSpec:
         """The same task with hosts of ``blocks`` blocks before the slots: a static size if nobody acts."""
         return replace(self, instances=replace(self.instances, trunks=(blocks,)))
 
-    def build_host(self, instance: Instance) -> Host:
+    def build_host(self, instance: Instance) -> nn.Module:
+        """Return the module of an instance, with initial weights from torch's global generator."""
+        if self.build is not None:
+            return self.build()
         if self.host == "gpt":
             (context,), (width, *_) = self.input_shape, instance.widths
             slots = len(instance.widths)
