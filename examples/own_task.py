@@ -45,7 +45,7 @@ if __name__ == "__main__":
     folder = Path("runs/own_task")
     shutil.rmtree(folder, ignore_errors=True)
     register_task(make_task())
-    train(TrainingConfig(task="own_mlp", envs=4, iterations=3, steps=6, evaluate_every=3), folder)
+    train(TrainingConfig(task="own_mlp", envs=8, iterations=10, steps=6, evaluate_every=5), folder)
 
     x, y = make_data()
     loader = DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True)

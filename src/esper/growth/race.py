@@ -29,8 +29,8 @@ from esper.kasmina import seed_checks
 from esper.kasmina.blueprints import Topology, blueprint_named
 from esper.kasmina.compute import count_part, flop_counter
 from esper.kasmina.contributions import evaluating
+from esper.kasmina.graft import Graft, build_graft
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import Graft, build_graft
 from esper.leyline.errors import BlueprintError, DataError
 from esper.leyline.factored_actions import Style
 

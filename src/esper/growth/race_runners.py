@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 
 from esper.growth.loaders import Loss, loss_of, parts_of, size_of
 from esper.kasmina.contributions import evaluating
+from esper.kasmina.graft import Graft
 from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import Graft
 from esper.leyline.errors import HostError
 
 BETAS = (0.9, 0.99)

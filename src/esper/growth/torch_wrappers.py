@@ -16,8 +16,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
+from esper.kasmina.graft import Graft
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.slot import Graft, SeedSlot, attach, slots_of
+from esper.kasmina.slot import SeedSlot, attach, slots_of
 from esper.leyline.errors import HostError
 
 _SHARDED: Final = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -121,7 +122,8 @@ class FollowedCopies:
         """Give the slots of copies the same part in the forward as those of the network."""
         for module in self.modules:
             for index, slot in enumerate(self._network.slots):
-                self._slot_in(module, index).take_part(slot.participation)
+                if slot.graft is not None:
+                    self._slot_in(module, index).take_part(slot.graft.participation)
 
     def _keep_padded(self) -> None:
         """Disable nested tensors in a ``TransformerEncoder`` with seeds, which take padded tensors."""

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
+from esper.kasmina.graft import build_graft, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.slot import build_graft, shadow_size
+from esper.kasmina.slot import without_slots
 from esper.leyline.factored_actions import Style
 from esper.leyline.stages import Stage
 
@@ -258,7 +259,7 @@ class FlopMeter:
                 if (slot, index) not in space.unfit:
                     spec = self.model.blueprint(slot, index)
                     with TorchStream(0):  # the initial weights are not used
-                        block = next(iter(place.block), None)
+                        block = without_slots(*place.block) if spec.copies else None
                         seed = build_graft(place.site, spec, Style.LINEAR_ADD, block).seed
                     cost = count_part(seed, place.site.shape[1:])
                     costs.append(cost.forward + cost.to_all)

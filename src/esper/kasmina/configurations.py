@@ -52,7 +52,9 @@ def outputs_by_prefix(
             for index, segment in enumerate(model.segments[:-1]):
                 features = _through(segment, features)
                 if index in slots:
-                    features = _branched(model.slots[index].blended, features, rows)
+                    graft = model.slots[index].graft
+                    assert graft is not None
+                    features = _branched(graft.blended, features, rows)
             yield from _outputs(model.segments[-1], features, share)
 
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from esper.kasmina.graft import Participation, shadow_size
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.slot import RESERVED, Participation, shadow_size
+from esper.kasmina.slot import RESERVED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 

@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named, names_for, specs_for
+from esper.kasmina.graft import Graft, Participation, described, description_of
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import RESERVED, Graft, Participation, SeedSlot, attach, described, description_of
+from esper.kasmina.slot import RESERVED, SeedSlot, attach
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BLUEPRINT_IDS, NUM_BLUEPRINTS
 from esper.leyline.rules import ActionSpace, LifecycleRules
@@ -104,7 +105,9 @@ class MorphogeneticModel(nn.Module):
         if start is None:
             return self.host(x)
         assert self.segments is not None, "only a segmented host can be entered at a slot"
-        h = self.slots[start].blended(x)
+        graft = self.slots[start].graft
+        assert graft is not None, "the slot is empty"
+        h = graft.blended(x)
         for segment in self.segments[start + 1 :]:
             h = segment(h)
         return h
@@ -112,14 +115,15 @@ class MorphogeneticModel(nn.Module):
     @contextmanager
     def taking_part(self, parts: Sequence[Participation]) -> Iterator[None]:
         """Give every slot another part in the passes inside the context."""
-        before = [slot.participation for slot in self.slots]
+        before = [slot.graft and slot.graft.participation for slot in self.slots]
         for slot, part in zip(self.slots, parts, strict=True):
             slot.take_part(part)
         try:
             yield
         finally:
-            for slot, part in zip(self.slots, before, strict=True):
-                slot.take_part(part)
+            for slot, kept in zip(self.slots, before, strict=True):
+                if kept is not None:
+                    slot.take_part(kept)
 
     def without(self, *off: int) -> list[Participation]:
         """Return the parts of a pass in which the seeds of the slots ``off`` are inactive."""
@@ -127,8 +131,9 @@ class MorphogeneticModel(nn.Module):
 
     def captured(self, slot: int) -> Tensor:
         """Return the features that the last training pass kept for the incubating seed at ``slot``."""
-        kept = self.slots[slot].features
-        if kept is None:
+        graft = self.slots[slot].graft
+        kept = None if graft is None else graft.features
+        if graft is None or kept is None:
             raise RuntimeError(f"no pass has kept features for slot {self.slot_config.slot_ids[slot]}")
         return kept
 
@@ -144,9 +149,9 @@ class MorphogeneticModel(nn.Module):
         for index, slot in enumerate(self.slots):
             if slot.graft is not None:
                 slot.graft.alpha.fill_(float(alpha[index]))
+                slot.graft.features = None
             taps = self.segments is not None and index in self.incubating
             slot.take_part(Participation(active=index in self.blended, taps=taps))
-            slot.features = None
         # Listed once: iterating over modules at every minibatch would cost as much as a convolution.
         self._seed_parameters = [list(slot.parameters()) for slot in self.slots]
 
@@ -317,7 +322,10 @@ class MorphogeneticModel(nn.Module):
         return {
             "host": {name: value.clone() for name, value in self.host.state_dict().items()},
             "slots": [
-                {"stochastic": slot.stochastic, "stream": slot.stream and slot.stream.get_state()}
+                {
+                    "stochastic": slot.graft is not None and slot.graft.stochastic,
+                    "stream": slot.stream and slot.stream.get_state(),
+                }
                 for slot in self.slots
             ],
             "table": {name: torch.from_numpy(a.copy()) for name, a in self.table.arrays().items()},
@@ -344,8 +352,8 @@ class MorphogeneticModel(nn.Module):
         self.host.load_state_dict(plain)
         for slot, graft, kept in zip(self.slots, grafts, state["slots"], strict=True):
             if graft is not None:
+                graft.stream, graft.stochastic = slot.stream, kept["stochastic"]
                 slot.hold(graft)
-            slot.stochastic = kept["stochastic"]
             if slot.stream is not None:
                 slot.stream.set_state(kept["stream"])
         self._known = {i: slot.graft for i, slot in enumerate(self.slots) if slot.graft is not None}

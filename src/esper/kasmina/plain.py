@@ -15,15 +15,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 
-from esper.kasmina import blend
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.dry_run import call, tensors_in, untouched
+from esper.kasmina.graft import Graft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
-from esper.kasmina.slot import RESERVED, Graft, SeedSlot, forget_compiled, slots_of
+from esper.kasmina.slot import RESERVED, SeedSlot, forget_compiled, slots_of
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BlendOperator
 from esper.leyline.stages import Stage
@@ -116,9 +116,10 @@ def _without(submodule: nn.Module, slot: SeedSlot) -> Undo:
 
 def _settle(submodule: nn.Module, slot: SeedSlot) -> Undo:
     """Replace the slot by the seed's graph, and the slot's hook by the graph."""
-    assert slot.graft is not None
+    graft = slot.graft
+    assert graft is not None
     assert slot.handle is not None
-    graph = graph_of(slot.graft, slot.site.output).train(submodule.training)
+    graph = graph_of(graft, slot.site.output).train(submodule.training)
     number, name = slot.handle.id, GROWN
     while hasattr(submodule, name):
         name += "_more"
@@ -129,7 +130,7 @@ def _settle(submodule: nn.Module, slot: SeedSlot) -> Undo:
     def undo() -> None:
         del submodule._modules[name]
         submodule.add_module(RESERVED, slot)
-        submodule._forward_hooks[number] = slot.on_forward
+        submodule._forward_hooks[number] = graft.on_forward
 
     return undo
 
@@ -199,7 +200,7 @@ class _Hook(nn.Module):
     def forward(self, _module: Any, _args: Any, output: Any) -> Any:
         h = self.where.features(output)
         seen = h.transpose(*self.swap) if self.swap else h
-        change = blend.pure_change(self.operator, seen, self.seed, self.gate).to(seen.dtype)
+        change = pure_change(self.operator, seen, self.seed, self.gate).to(seen.dtype)
         grown = seen + change if self.full else torch.addcmul(seen, self.alpha.to(seen.dtype), change)
         return self.where.replaced(output, grown.transpose(*self.swap) if self.swap else grown)
 
@@ -268,7 +269,7 @@ def _compare_seed(slot: SeedSlot) -> None:
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)
     graph = graph_of(graft, Output("tensor"))
-    mode, part = graft.training, slot.participation
+    mode, part = graft.training, graft.participation
     for training in (False, True):
         with untouched(graft, training=training), torch.no_grad():
             with TorchStream(0):

@@ -10,86 +10,28 @@ Stage, age and alpha belong to the slot table; the slot keeps what torch needs.
 from __future__ import annotations
 
 import copy
-import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina import blend, seed_checks
+from esper.kasmina import seed_checks
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.kasmina.graft import Graft, Participation, build_graft, described
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
 from esper.leyline.errors import GrowthWarning, HostError, SlotError
-from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator, Style
+from esper.leyline.factored_actions import Style
 
 RESERVED: Final = SEED_NAME
 """Name of the slot as a child of its submodule."""
-SHADOW_MIN_SAMPLES: Final = 32
-SHADOW_MIN_SHARE: Final = 0.25
-
-
-def shadow_size(batch: int) -> int:
-    """Return the number of samples of a batch that an incubating seed learns from."""
-    return min(batch, max(SHADOW_MIN_SAMPLES, math.ceil(SHADOW_MIN_SHARE * batch)))
-
-
-class Participation(NamedTuple):
-    """Part that a slot takes in a forward pass."""
-
-    active: bool = True
-    """Blend the seed into the features."""
-    alpha: Tensor | None = None
-    """Blend weight of this pass; None is the slot's own alpha."""
-    taps: bool = False
-    """Keep a share of the features of a training pass for the shadow branch."""
-    ambient: bool = False
-    """Draw random numbers from the stream that the caller has entered, not from the slot's stream."""
-
-
-class Graft(nn.Module):
-    """A seed with its gate: ``h + alpha * change(h)``."""
-
-    alpha: Tensor
-    description: Tensor
-
-    def __init__(
-        self,
-        seed: nn.Module,
-        gate: nn.Module | None,
-        operator: BlendOperator,
-        swap: tuple[int, int] | None,
-        description: Tensor,
-    ) -> None:
-        """Register ``description``, which names blueprint and style, as a buffer of every state dict."""
-        super().__init__()
-        self.seed = seed
-        self.gate = gate
-        self.operator = operator
-        self.swap = swap
-        # Only an affine GroupNorm needs the input's gradient (ADR 0006), which costs time on a frozen
-        # network.
-        norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in seed.modules())
-        self.change = blend.change if norms else blend.pure_change
-        # A 0-d buffer and not a float: torch.compile would recompile for every new float.
-        self.register_buffer("alpha", torch.ones(()))
-        self.register_buffer("description", description)
-
-    def forward(self, h: Tensor, alpha: Tensor | None = None) -> Tensor:
-        """Return the features with the seed blended in, at the graft's own alpha unless one is given."""
-        seen = h.transpose(*self.swap) if self.swap else h
-        change = self.change(self.operator, seen, self.seed, self.gate)
-        weight = self.alpha if alpha is None else alpha
-        # Under autocast a seed may return another dtype than the host's features.
-        grown = torch.addcmul(seen, weight.to(seen.dtype), change.to(seen.dtype))
-        return grown.transpose(*self.swap) if self.swap else grown
 
 
 class SeedSlot(nn.Module):
@@ -102,8 +44,6 @@ class SeedSlot(nn.Module):
             torch's global generator.
         token: Identifier shared by all deep copies of one growing network.
     """
-
-    participation: Participation
 
     def __init__(
         self, site: Site, net: nn.Module, stream: TorchStream | None = None, token: str = ""
@@ -119,11 +59,6 @@ class SeedSlot(nn.Module):
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
         """Kept: only an unpickled handle reserves its hook's number in a new process."""
-        self.stochastic = False
-        """The seed draws random numbers in training mode."""
-        self.features: Tensor | None = None
-        """Features that the last training pass kept for the shadow branch."""
-        self.take_part(Participation())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
@@ -132,10 +67,9 @@ class SeedSlot(nn.Module):
     # --- forward pass -------------------------------------------------------------------------
 
     def take_part(self, participation: Participation) -> None:
-        """Set the slot's part in the passes to come."""
-        # Not through nn.Module.__setattr__, which searches parameters and submodules: this runs per
-        # minibatch.
-        vars(self)["participation"] = participation
+        """Set the part of the slot's seed, if there is one, in the passes to come."""
+        if self.graft is not None:
+            self.graft.take_part(participation)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse a parent that runs all its children in turn; the hook does the work."""
@@ -143,37 +77,6 @@ class SeedSlot(nn.Module):
             f"the submodule at '{self.site.path}' runs all its children in turn, its slot among them; name"
             " the child that comes last as the slot"
         )
-
-    def on_forward(self, _module: nn.Module, _args: Any, output: Any) -> Any:
-        """Blend the seed into the submodule's output (forward hook)."""
-        part, where = self.participation, self.site.output
-        if part.taps and self.training:
-            h = where.features(output)
-            # A clone, because an in-place activation downstream may overwrite the features.
-            vars(self)["features"] = h.detach()[: shadow_size(len(h))].clone()
-        if not part.active:
-            return None
-        return where.replaced(output, self.blended(where.features(output)))
-
-    def blended(self, h: Tensor) -> Tensor:
-        """Return the features with the seed blended in."""
-        graft, part = self.graft, self.participation
-        assert graft is not None, f"slot {self.site.name} is empty"
-        if self.stochastic and self.training and self.stream is not None and not part.ambient:
-            with self.stream:
-                return graft(h, part.alpha)
-        return graft(h, part.alpha)
-
-    @contextmanager
-    def off(self) -> Iterator[None]:
-        """Set alpha to 0 inside the context; torch.compile does not recompile for it."""
-        assert self.graft is not None
-        before = self.graft.alpha.clone()
-        self.graft.alpha.zero_()
-        try:
-            yield
-        finally:
-            self.graft.alpha.copy_(before)
 
     # --- the seed -----------------------------------------------------------------------------
 
@@ -206,8 +109,8 @@ class SeedSlot(nn.Module):
         with self._restored_on_error(), self.draws(), seed_checks.refusals(spec, sample):
             graft = self._built(spec, style, like, block)
             stochastic = seed_checks.check_birth(spec, graft.seed, sample)
+        graft.stream, graft.stochastic = self.stream, stochastic
         self.hold(graft)
-        self.stochastic = stochastic
         return graft
 
     def draws(self) -> AbstractContextManager[object]:
@@ -228,7 +131,7 @@ class SeedSlot(nn.Module):
         """Put ``graft`` into the forward of the slot's submodule."""
         [submodule] = self.parent
         self.graft = graft.train(submodule.training)
-        self.handle = submodule.register_forward_hook(self.on_forward)
+        self.handle = submodule.register_forward_hook(graft.on_forward)
         self._forget_compiled()
 
     def remove(self) -> Graft:
@@ -237,8 +140,7 @@ class SeedSlot(nn.Module):
         assert self.handle is not None
         graft = self.graft
         self.handle.remove()
-        self.graft, self.handle, self.features, self.stochastic = None, None, None, False
-        self.take_part(Participation())
+        self.graft, self.handle = None, None
         self._forget_compiled()
         return graft
 
@@ -246,15 +148,11 @@ class SeedSlot(nn.Module):
         if self.stream is None:  # networks of environments, whose slots have streams, are never compiled
             forget_compiled()
 
-    def floats(self) -> list[Tensor]:
-        """Return every weight and statistic of the seed that could be non-finite."""
-        tensors = (*self.parameters(), *self.buffers())
-        return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-
     @property
     def is_finite(self) -> bool:
         """Whether every weight and statistic of the seed is finite."""
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self.floats())
+        floats = [] if self.graft is None else self.graft.floats()
+        return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
 
     @property
     def seed(self) -> nn.Module | None:
@@ -295,7 +193,8 @@ class SeedSlot(nn.Module):
 
     def _built(self, spec: BlueprintSpec, style: int, like: Tensor, block: nn.Module | None = None) -> Graft:
         source = block if block is not None else next(iter(self.block), None)
-        graft = build_graft(self.site, spec, style, source).to(like).requires_grad_(True)
+        copied = without_slots(source) if spec.copies and source is not None else None
+        graft = build_graft(self.site, spec, style, copied).to(like).requires_grad_(True)
         if self.site.channels_last:
             graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
         return graft
@@ -310,26 +209,6 @@ class SeedSlot(nn.Module):
 
 COPIES: Final[WeakSet[SeedSlot]] = WeakSet()
 """Slots made by deepcopy or unpickling."""
-
-
-def build_graft(site: Site, spec: BlueprintSpec, style: int, block: nn.Module | None) -> Graft:
-    """Return a new graft; a copying blueprint repeats ``block`` without its slots."""
-    operator = STYLE_OPERATORS[style]
-    seed = spec.build(without_slots(block) if spec.copies and block is not None else site.width)
-    gate = blend.Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
-    swap = None if spec.copies else site.swap  # a copied block takes the features in their own layout
-    return Graft(seed, gate, operator, swap, description_of(spec.name, style))
-
-
-def description_of(blueprint: str, style: int) -> Tensor:
-    """Encode blueprint and style as bytes: formats for weights store tensors only."""
-    return torch.tensor(list(json.dumps([blueprint, BLEND_IDS[style]]).encode()), dtype=torch.uint8)
-
-
-def described(description: Tensor) -> tuple[str, int]:
-    """Return the blueprint and the style index that a description encodes."""
-    blueprint, style = json.loads(bytes(description.tolist()))
-    return blueprint, BLEND_IDS.index(style)
 
 
 def without_slots(module: nn.Module) -> nn.Module:

@@ -75,7 +75,8 @@ class UnreadEpoch:
     def _weights(self) -> list[Tensor]:
         """Return the norms of incubating seeds' weights: tanh and ReLU hide infinite ones."""
         model = self._learner.model
-        own = [tensor for slot in model.incubating for tensor in model.slot(slot).floats()]
+        grafts = [model.slot(slot).graft for slot in model.incubating]
+        own = [tensor for graft in grafts if graft is not None for tensor in graft.floats()]
         return list(torch._foreach_norm(own)) if own else []
 
 

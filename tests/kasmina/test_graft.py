@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina import blend
+from esper.kasmina import graft as blend
 from esper.leyline import BlendOperator
 
 H = torch.tensor([[[[1.0, -2.0]]]])

@@ -1,0 +1,192 @@
+"""Grafts: seeds with their gates in the forward pass of a network.
+
+Every operator is ``h + alpha * change(h)`` with a change that is exactly zero when the delta is: ADD d,
+MULTIPLY h·tanh(d), GATE g(h)·d. The identity path keeps the gradient into the host upstream of a slot
+non-zero at every alpha."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina.blueprints import BlueprintSpec, Topology
+from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.sites import Site
+from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
+
+SHADOW_MIN_SAMPLES: Final = 32
+SHADOW_MIN_SHARE: Final = 0.25
+
+
+def shadow_size(batch: int) -> int:
+    """Return the number of samples of a batch that an incubating seed learns from."""
+    return min(batch, max(SHADOW_MIN_SAMPLES, math.ceil(SHADOW_MIN_SHARE * batch)))
+
+
+INITIAL_OPENING: Final = 1.0
+"""Initial value before the sigmoid: a gate starts about three quarters open."""
+
+
+class Participation(NamedTuple):
+    """Part that a slot takes in a forward pass."""
+
+    active: bool = True
+    """Blend the seed into the features."""
+    alpha: Tensor | None = None
+    """Blend weight of this pass; None is the slot's own alpha."""
+    taps: bool = False
+    """Keep a share of the features of a training pass for the shadow branch."""
+    ambient: bool = False
+    """Draw random numbers from the stream that the caller has entered, not from the slot's stream."""
+
+
+class Gate(nn.Module):
+    """A learned factor in (0, 1) per position.
+
+    It starts as a constant: its gradient is proportional to the delta, which is zero at birth, so random
+    initial weights would dominate what it learns first."""
+
+    def __init__(self, width: int, topology: Topology) -> None:
+        super().__init__()
+        self.score = (
+            nn.Conv2d(width, 1, kernel_size=1, bias=False)
+            if topology == "feature_map"
+            else nn.Linear(width, 1, bias=False)
+        )
+        nn.init.zeros_(self.score.weight)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return torch.sigmoid(INITIAL_OPENING + self.score(h))
+
+
+def change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module | None) -> Tensor:
+    """Return the change of ``h`` at full alpha, of the same shape."""
+    if torch.is_grad_enabled() and not h.requires_grad:
+        # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
+        # parameters require a gradient and its input does not, so the input's gradient is computed too.
+        h = h.detach().requires_grad_()
+    return pure_change(operator, h, seed, gate)
+
+
+def pure_change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module | None) -> Tensor:
+    """Return the change of ``h`` in operations that ``torch.fx`` can trace."""
+    delta: Tensor = seed(h)
+    if operator is BlendOperator.ADD:
+        return delta
+    if operator is BlendOperator.MULTIPLY:
+        return h * torch.tanh(delta)
+    if gate is None:
+        raise RuntimeError("the GATE operator needs a gate module")
+    opening: Tensor = gate(h)
+    return opening * delta
+
+
+class Graft(nn.Module):
+    """A seed with its gate as a forward hook: ``h + alpha * change(h)``.
+
+    Args:
+        seed: Module that computes the delta.
+        gate: Gate of the operator GATE.
+        operator: Blend operator.
+        site: Position of the slot.
+        description: Encoded blueprint and style; as a buffer it is part of every state dict.
+        swap: Axes to transpose before the seed receives the features.
+    """
+
+    alpha: Tensor
+    description: Tensor
+    participation: Participation
+    features: Tensor | None
+
+    def __init__(
+        self,
+        seed: nn.Module,
+        gate: nn.Module | None,
+        operator: BlendOperator,
+        site: Site,
+        description: Tensor,
+        swap: tuple[int, int] | None,
+    ) -> None:
+        super().__init__()
+        self.seed = seed
+        self.gate = gate
+        self.operator = operator
+        self.site = site
+        self.swap = swap
+        self.stream: TorchStream | None = None
+        """Random stream of dropout in the seed; None draws from torch's global generator."""
+        self.stochastic = False
+        """The seed draws random numbers in training mode."""
+        # Only an affine GroupNorm needs the input's gradient (ADR 0006), which costs time on a frozen
+        # network.
+        norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in seed.modules())
+        self.change = change if norms else pure_change
+        # A 0-d buffer and not a float: torch.compile would recompile for every new float.
+        self.register_buffer("alpha", torch.ones(()))
+        self.register_buffer("description", description)
+        self.features = None
+        self.take_part(Participation())
+
+    def take_part(self, participation: Participation) -> None:
+        """Set the seed's part in the passes to come."""
+        # Not through nn.Module.__setattr__, which searches parameters and submodules: this runs per
+        # minibatch.
+        vars(self)["participation"] = participation
+
+    def on_forward(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        """Blend the seed into the output of the slot's submodule (forward hook)."""
+        part, where = self.participation, self.site.output
+        h = output if where.holder == "tensor" else where.features(output)
+        if part.taps and self.training:
+            # A clone, because an in-place activation downstream may overwrite the features.
+            vars(self)["features"] = h.detach()[: shadow_size(len(h))].clone()
+        if not part.active:
+            return None
+        grown = self.blended(h)
+        return grown if where.holder == "tensor" else where.replaced(output, grown)
+
+    def blended(self, h: Tensor) -> Tensor:
+        """Return the features with the seed blended in, by the part that it takes in this pass."""
+        part = self.participation
+        if self.stochastic and self.training and self.stream is not None and not part.ambient:
+            with self.stream:
+                return self.forward(h, part.alpha)
+        return self.forward(h, part.alpha)
+
+    def forward(self, h: Tensor, alpha: Tensor | None = None) -> Tensor:
+        """Return the features with the seed blended in, at the graft's own alpha unless one is given."""
+        seen = h.transpose(*self.swap) if self.swap else h
+        delta = self.change(self.operator, seen, self.seed, self.gate)
+        weight = self.alpha if alpha is None else alpha
+        # Under autocast a seed may return another dtype than the host's features.
+        grown = torch.addcmul(seen, weight.to(seen.dtype), delta.to(seen.dtype))
+        return grown.transpose(*self.swap) if self.swap else grown
+
+    def floats(self) -> list[Tensor]:
+        """Return every weight and statistic that could be non-finite."""
+        tensors = (*self.parameters(), *self.buffers())
+        return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+
+
+def build_graft(site: Site, spec: BlueprintSpec, style: int, block: nn.Module | None) -> Graft:
+    """Return a new graft; a copying blueprint takes ``block``, which must have no slots."""
+    operator = STYLE_OPERATORS[style]
+    seed = spec.build(block if spec.copies and block is not None else site.width)
+    gate = Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
+    swap = None if spec.copies else site.swap  # a copied block takes the features in their own layout
+    return Graft(seed, gate, operator, site, description_of(spec.name, style), swap)
+
+
+def description_of(blueprint: str, style: int) -> Tensor:
+    """Encode blueprint and style as bytes: formats for weights store tensors only."""
+    return torch.tensor(list(json.dumps([blueprint, BLEND_IDS[style]]).encode()), dtype=torch.uint8)
+
+
+def described(description: Tensor) -> tuple[str, int]:
+    """Return the blueprint and the style index that a description encodes."""
+    blueprint, style = json.loads(bytes(description.tolist()))
+    return blueprint, BLEND_IDS.index(style)
