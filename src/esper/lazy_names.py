@@ -10,7 +10,8 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     def get(name: str) -> Any:
         if name in modules:
-            return getattr(import_module(modules[name]), name)
+            found = vars(import_module(package))[name] = getattr(import_module(modules[name]), name)
+            return found
         raise AttributeError(f"module '{package}' has no attribute '{name}'; it offers {', '.join(modules)}")
 
     return get

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
+from esper.growth.batch_training import parts_of
 from esper.growth.diagnose import diagnose
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.loaders import parts_of
 from esper.growth.race_runners import Paired
 from esper.leyline.errors import EsperError
 from tests.growth.diagnosed import Net, features, loaders

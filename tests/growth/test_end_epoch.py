@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -225,13 +226,14 @@ def test_a_policy_works_as_it_is() -> None:
 
 def decisions(scores: list[float], **known: Any) -> list[int]:
     """Ops that the default controller chooses for these scores, in a network of one free slot."""
-    growth = started(slots=["2"])[2]
+    net, _, growth = started(slots=["2"])
+    growth.measure_epoch(losses(net))
+    first = growth.facts
     controller = SaturationController(growth.network.action_space, **known)
     table = growth.network.table.copy()
     ops = []
     for epoch, score in enumerate(scores, start=1):
-        facts = growth._facts(score)
-        facts = EpochFacts.stack([facts])
+        facts = EpochFacts.stack([replace(first, val_score=score, val_loss=-score, cost=1.0)])
         facts.epoch[0] = epoch
         ops.append(int(controller.decide(facts, table).actions[0, Head.OP]))
     return ops

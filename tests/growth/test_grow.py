@@ -172,7 +172,7 @@ def test_contributions_under_batch_norm_are_calibrated_on_the_training_batches()
 
 
 def test_a_loss_that_is_no_number_is_told():
-    with pytest.raises(EsperError, match="the training loss is nan in epoch 1"):
+    with pytest.raises(EsperError, match="the training loss is not finite in epoch 1"):
         esper.grow(
             network(), loader(128), loader(64), loss=lambda y, t: y.sum() * float("nan"), epochs=1, show=print
         )

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.growth.batch_training import endless
 from esper.growth.diagnose import DIAGNOSIS
-from esper.growth.loaders import endless
 from esper.growth.race import Race
 from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
 from esper.kasmina.blueprints import blueprint_named

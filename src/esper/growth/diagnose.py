@@ -13,8 +13,8 @@ from typing import Any, Final
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.growth.batch_training import Loss, inputs_of
 from esper.growth.diagnosis_report import Diagnosis
-from esper.growth.loaders import Loss, inputs_of
 from esper.growth.race import Blueprints, Course, Heat, race_of
 from esper.growth.race_runners import Limit
 from esper.growth.torch_wrappers import unwrapped

@@ -19,10 +19,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
 
-from esper.growth.grow_run import Epoch, GrowRun
-from esper.growth.growth import Growth
-from esper.growth.growth_events import GrowthEvent
-from esper.growth.loaders import (
+from esper.growth.batch_training import (
     Loss,
     check_length,
     check_loader,
@@ -31,6 +28,9 @@ from esper.growth.loaders import (
     on_device,
     size_of,
 )
+from esper.growth.grow_run import Epoch, GrowRun
+from esper.growth.growth import Growth
+from esper.growth.growth_events import GrowthEvent
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina import checkpoint
 from esper.kasmina.compute import ComputeLedger

@@ -10,18 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
-from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 
+from esper.growth.batch_training import EpochTrainer, Loss, generators_of, loss_of, on_device, size_of
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.loaders import Loss, generators_of, loss_of, on_device, size_of
 from esper.growth.race import RACE, RACED_BLUEPRINTS, adopt, race_of
 from esper.growth.race_runners import Limit
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.compute import ComputeLedger
-from esper.kasmina.schedules import wsd_factor
 from esper.leyline import LifecycleOp, RaceCandidate, RaceResult
 from esper.leyline.errors import DataError
 from esper.leyline.legality import legal_slots_by_op
@@ -64,10 +61,10 @@ class GrowRun:
     ) -> None:
         self._growth, self._optimizer, self._loss = growth, optimizer, loss
         self._loaders = self._train_loader, self._val_loader = loaders
-        self._planned, self._budget, self._sampled = planned, budget, sampled
-        self._device = next(growth.net.parameters()).device
-        self._steps = 0
-        self._steps_of_epoch = 0
+        self._sampled = sampled
+        self._trainer = EpochTrainer(
+            growth.net, optimizer, loss, self._train_loader, growth.ledger, planned, budget
+        )
         self._host_flops = growth.flops / sampled
         self._directory: GrowDirectory | None = None
         self._evaluations = 0
@@ -78,7 +75,6 @@ class GrowRun:
         """Number of moments at which a race was due."""
         self.epochs: list[Epoch] = []
         self.events: list[GrowthEvent] = []
-        self._schedule = LambdaLR(optimizer, lambda _step: wsd_factor(min(self._progress(), 1.0), 1, 0))
 
     def epochs_left(self) -> Iterator[str]:
         """Train to the end: train, measure, race if due, decide, record; yield the lines of each epoch."""
@@ -86,11 +82,11 @@ class GrowRun:
         if not self.epochs:
             self.epochs.append(Epoch(math.nan, _mean(self._evaluate()), self._params(), 0.0))
             self._save()
-        while self._progress() < 1.0:
+        while self._trainer.progress < 1.0:
             with self._rows_of_epoch():
                 train_loss = self._train_epoch()
                 params = self._params()
-                events = self._measure(is_last=self._progress() >= 1.0)
+                events = self._measure(is_last=self._trainer.progress >= 1.0)
                 self._record(train_loss)
                 race = self._run_race() if self._race_is_due() else None
                 decided = growth.decide(race)
@@ -99,65 +95,24 @@ class GrowRun:
                 events += decided
                 val_loss = growth.facts.val_loss
                 self.epochs.append(Epoch(train_loss, val_loss, self._params(), growth.ledger.charged))
-                self._steps = 0
+                self._trainer.end_epoch()
                 self.events += events
             line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {val_loss:.4g}"
             yield "\n".join([f"{line}, {params:,} parameters", *map(str, events)])
             self._save()
 
-    def _progress(self) -> float:
-        """Return the share of the training that is over."""
-        if self._budget is not None:
-            return self._growth.ledger.charged / self._budget
-        assert self._planned is not None
-        done = max(len(self.epochs) - 1, 0)
-        within = self._steps / self._steps_of_epoch if self._steps_of_epoch else 0.0
-        return (done + min(within, 1.0)) / self._planned
-
-    # --- train ----------------------------------------------------------------------------------------
-
     def _train_epoch(self) -> float:
-        net, ledger, losses = self._growth.net.train(), self._growth.ledger, []
-        self._steps, self._broken = 0, False
-        with ledger.timed("train"):
-            for batch in self._train_loader:
-                value = self._train_batch(net, on_device(batch, self._device))
-                if not math.isfinite(value):
-                    self._broken = True
-                    break
-                losses.append(value)
-                self._steps += 1
-                share = size_of(batch) / self._sampled * self._growth.flops
-                incubating = len(self._growth.network.incubating)
-                ledger.charge(forward=share, backward=2 * share, incubation=2 * share * incubating)
-                self._schedule.step()
-                if self._budget is not None and ledger.charged >= self._budget:
-                    break
-        if not losses and not self._broken:
-            raise DataError("train_loader is empty; at least one batch is needed")
-        self._steps_of_epoch = self._steps_of_epoch if self._broken else len(losses)
-        if self._broken:
-            self._steps = 1 if not self._steps_of_epoch else self._steps_of_epoch
-            self._steps_of_epoch = self._steps
-        return math.nan if self._broken else _mean(losses)
-
-    def _train_batch(self, net: nn.Module, batch: Any) -> float:
-        """Take one step; return the loss, without a step if it is not finite and can be recovered from."""
-        value = loss_of(net, batch, self._loss)
-        found = float(value.detach())
-        if not math.isfinite(found):
-            if self._growth.can_recover and len(self.epochs) > 1:  # there is a good epoch to return to
-                return found
+        growth = self._growth
+        incubating = len(growth.network.incubating)
+        with growth.ledger.timed("train"):
+            train_loss = self._trainer.train(growth.flops / self._sampled, incubating, growth.incubate)
+        self._broken = math.isnan(train_loss)
+        if self._broken and not (growth.can_recover and len(self.epochs) > 1):
             raise DataError(
-                f"the training loss is {found} in epoch {len(self.epochs)}; look for values in the"
-                " data that are not finite, or lower the learning rate"
+                f"the training loss is not finite in epoch {len(self.epochs)}; look for values in the data"
+                " that are not finite, or lower the learning rate"
             )
-        self._optimizer.zero_grad()
-        value.backward()
-        if self._growth.network.incubating:
-            self._growth.incubate(lambda: loss_of(net, batch, self._loss))
-        self._optimizer.step()
-        return found
+        return train_loss
 
     # --- measure --------------------------------------------------------------------------------------
 
@@ -176,7 +131,8 @@ class GrowRun:
     @torch.no_grad()
     def _evaluate(self) -> list[float]:
         net = self._growth.net.eval()
-        batches = [on_device(batch, self._device) for batch in self._val_loader]
+        device = next(net.parameters()).device
+        batches = [on_device(batch, device) for batch in self._val_loader]
         self._val_samples = sum(map(size_of, batches))
         losses = [float(loss_of(net, batch, self._loss)) for batch in batches]
         if not losses:
@@ -190,7 +146,7 @@ class GrowRun:
         """Return whether a race comes after this epoch: at its moment, without a live seed, within its
         share."""
         table, ledger = self._growth.network.table, self._growth.ledger
-        progress = self._progress()
+        progress = self._trainer.progress
         due = sum(moment <= progress for moment in MOMENTS)
         if not self.races or due <= self._raced or table.live.any() or not self._free_slots():
             return False
@@ -199,7 +155,7 @@ class GrowRun:
 
     def _race_limit(self) -> float:
         """Return the FLOPs that are left for races."""
-        progress, ledger = self._progress(), self._growth.ledger
+        progress, ledger = self._trainer.progress, self._growth.ledger
         return RACE_SHARE * ledger.charged / progress - ledger.race
 
     def _free_slots(self) -> list[int]:
@@ -299,7 +255,7 @@ class GrowRun:
                     "flops_per_sample": round(growth.flops / self._sampled),
                     "flops": growth.ledger.flops(),
                     "rollbacks": growth.rollbacks,
-                    "ended_by": "horizon" if self._budget is None else "budget",
+                    "ended_by": "horizon" if self._trainer.budget is None else "budget",
                     "seconds": sum(growth.ledger.seconds.values()),
                 }
             )
@@ -318,7 +274,6 @@ class GrowRun:
         return {
             "net": self._growth.net.state_dict(),
             "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
             "growth": self._growth.state_dict(),
             "recovery": self._growth.recovery_state(),
             "epochs": [asdict(epoch) for epoch in self.epochs],
@@ -326,7 +281,7 @@ class GrowRun:
             "recorder": self._growth.recorder.state(),
             "ledger": asdict(self._growth.ledger),
             "raced": self._raced,
-            "steps_of_epoch": self._steps_of_epoch,
+            "trainer": self._trainer.state(),
             "rng": [torch.get_rng_state(), *(g.get_state() for g in self._generators())],
         }
 
@@ -335,12 +290,12 @@ class GrowRun:
         self._growth.net.load_state_dict(state["net"])
         self._growth.load_recovery_state(state["recovery"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
         self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
         self.events = [GrowthEvent(**event) for event in state["events"]]
         self._growth.recorder.load_state(state["recorder"])
-        self._growth.ledger = ComputeLedger(**state["ledger"])
-        self._raced, self._steps_of_epoch = state["raced"], state["steps_of_epoch"]
+        self._growth.ledger = self._trainer.ledger = ComputeLedger(**state["ledger"])
+        self._raced = state["raced"]
+        self._trainer.load_state(state["trainer"])
         torch.set_rng_state(state["rng"][0])
         for generator, position in zip(self._generators(), state["rng"][1:], strict=True):
             generator.set_state(position)

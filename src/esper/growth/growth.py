@@ -20,8 +20,8 @@ from typing import Any, Final
 import numpy as np
 from torch import nn
 
+from esper.growth.batch_training import check_calibration, check_settings
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.loaders import check_calibration, check_settings
 from esper.growth.manual_growth import ManualGrowth
 from esper.kasmina.actuator import Outcome, advance, apply_action, tick
 from esper.kasmina.batch_norm import batch_norms

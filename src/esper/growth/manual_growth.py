@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from esper.growth.batch_training import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
-from esper.growth.loaders import check_alpha
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, is_distributed, unwrapped
 from esper.kasmina import checkpoint, gates, lifecycle, plain
 from esper.kasmina.actuator import settle

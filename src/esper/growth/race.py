@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.loaders import (
+from esper.growth.batch_training import (
     Loss,
     check_loader,
     endless,
@@ -24,6 +23,7 @@ from esper.growth.loaders import (
     size_of,
     untouched_streams,
 )
+from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
 from esper.growth.race_runners import Limit, Paired, Probe, Runner, frozen, grafted, heat
 from esper.kasmina import seed_checks
 from esper.kasmina.blueprints import Topology, blueprint_named

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from esper.growth.loaders import Loss, loss_of, parts_of, size_of
+from esper.growth.batch_training import Loss, loss_of, parts_of, size_of
 from esper.kasmina.contributions import evaluating
 from esper.kasmina.graft import Graft
 from esper.kasmina.optimizer_groups import check_optimizer

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.random_streams import TorchStream
 from esper.leyline.errors import HostError
 
 
@@ -55,7 +54,8 @@ def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
     if training is not None:
         net.train(training)
     try:
-        with TorchStream(0), warnings.catch_warnings():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            torch.manual_seed(0)
             warnings.simplefilter("ignore")  # warnings of this call do not concern the user
             yield
     finally:

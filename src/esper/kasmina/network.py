@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
-from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named, names_for, specs_for
+from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, specs_for
+from esper.kasmina.blueprints.registry import blueprint_names
 from esper.kasmina.graft import Graft, Participation, described, description_of
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
@@ -24,7 +25,7 @@ from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import RESERVED, SeedSlot, attach
 from esper.leyline.errors import BlueprintError, HostError
-from esper.leyline.factored_actions import BLUEPRINT_IDS, NUM_BLUEPRINTS
+from esper.leyline.factored_actions import NUM_BLUEPRINTS
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable
@@ -115,7 +116,7 @@ class MorphogeneticModel(nn.Module):
     @contextmanager
     def taking_part(self, parts: Sequence[Participation]) -> Iterator[None]:
         """Give every slot another part in the passes inside the context."""
-        before = [slot.graft and slot.graft.participation for slot in self.slots]
+        before = [None if slot.graft is None else slot.graft.participation for slot in self.slots]
         for slot, part in zip(self.slots, parts, strict=True):
             slot.take_part(part)
         try:
@@ -146,12 +147,13 @@ class MorphogeneticModel(nn.Module):
         """Slots whose seed learns without changing the output."""
         self.blended = [i for i in range(len(self.slots)) if taking_part[i]]
         """Slots whose seed takes part in the forward pass."""
+        segmented = self.segments is not None
         for index, slot in enumerate(self.slots):
             if slot.graft is not None:
                 slot.graft.alpha.fill_(float(alpha[index]))
                 slot.graft.features = None
-            taps = self.segments is not None and index in self.incubating
-            slot.take_part(Participation(active=index in self.blended, taps=taps))
+                taps = segmented and index in self.incubating
+                slot.graft.take_part(Participation(active=index in self.blended, taps=taps))
         # Listed once: iterating over modules at every minibatch would cost as much as a convolution.
         self._seed_parameters = [list(slot.parameters()) for slot in self.slots]
 
@@ -162,7 +164,7 @@ class MorphogeneticModel(nn.Module):
     def _blueprint_names(self) -> tuple[str, ...]:
         return blueprint_names({site.topology for site in self.sites})
 
-    @property
+    @cached_property
     def action_space(self) -> ActionSpace:
         """Slots, rules and blueprints that a controller can choose from."""
         names, allowed = self._blueprint_names, self.rules.blueprints
@@ -411,25 +413,6 @@ class MorphogeneticModel(nn.Module):
         self.follow_state()
         self.table.assign(table)
         self.sync()
-
-
-def blueprint_names(topologies: set[Topology]) -> tuple[str, ...]:
-    """Return the name of every blueprint index for slots of these topologies.
-
-    A single topology uses the registry's indices. With several, a name without an index of its own takes a
-    free one; names that find none are appended and cannot be chosen by a controller."""
-    if len(topologies) == 1:
-        return names_for(next(iter(topologies)))
-    specs = [spec for topology in sorted(topologies) for spec in specs_for(topology)]
-    built_in = {spec.index for spec in specs if BLUEPRINT_IDS[spec.index] == spec.name}
-    names = list(BLUEPRINT_IDS)
-    free = [i for i in range(1, NUM_BLUEPRINTS) if i not in built_in]
-    for name in dict.fromkeys(spec.name for spec in specs if BLUEPRINT_IDS[spec.index] != spec.name):
-        if free:
-            names[free.pop(0)] = name
-        else:
-            names.append(name)
-    return tuple(names)
 
 
 def _check_fits(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:

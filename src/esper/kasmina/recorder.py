@@ -211,12 +211,13 @@ class Recorder:
 
     def decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
         """Emit the row of the last decision."""
-        assert self._decision is not None
-        self.emit([decision_row(self._decision, policy, reward)])
+        if self.sink is not None and self._decision is not None:
+            self.emit([decision_row(self._decision, policy, reward)])
 
     def moves(self, moves: Sequence[StageMove], score: float | None) -> None:
         """Emit one row per stage move."""
-        self.emit(transition_rows(self._key(), moves, score))
+        if self.sink is not None:
+            self.emit(transition_rows(self._key(), moves, score))
 
     def interventions(self, interventions: Iterable[Intervention], score: float | None) -> None:
         """Emit the stage moves and alerts of interventions by the governor."""
@@ -228,6 +229,8 @@ class Recorder:
         self, facts: EnvFacts, measured: Contributions, seconds: Mapping[str, float], **columns: Any
     ) -> None:
         """Emit the rows of an epoch: configurations, the epoch, and its seeds."""
+        if self.sink is None:
+            return
         key = self._key()
         self.emit(counterfactual_rows(key, measured, self._table.in_forward[0]))
         self.emit([epoch_row(key, facts, seconds, **columns), *seed_rows(key, self._table)])

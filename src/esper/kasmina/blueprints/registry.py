@@ -130,3 +130,22 @@ def names_for(topology: Topology) -> tuple[str, ...]:
     for spec in specs_for(topology):
         names[spec.index] = spec.name
     return tuple(names)
+
+
+def blueprint_names(topologies: set[Topology]) -> tuple[str, ...]:
+    """Return the name of every blueprint index for slots of these topologies.
+
+    A single topology uses the registry's indices. With several, a name without an index of its own takes a
+    free one; names that find none are appended and cannot be chosen by a controller."""
+    if len(topologies) == 1:
+        return names_for(next(iter(topologies)))
+    specs = [spec for topology in sorted(topologies) for spec in specs_for(topology)]
+    built_in = {spec.index for spec in specs if BLUEPRINT_IDS[spec.index] == spec.name}
+    names = list(BLUEPRINT_IDS)
+    free = [i for i in range(1, NUM_BLUEPRINTS) if i not in built_in]
+    for name in dict.fromkeys(spec.name for spec in specs if BLUEPRINT_IDS[spec.index] != spec.name):
+        if free:
+            names[free.pop(0)] = name
+        else:
+            names.append(name)
+    return tuple(names)

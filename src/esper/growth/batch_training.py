@@ -1,8 +1,8 @@
-"""A user's loaders and loss, read without leaving a trace: batches, parts of batches, random states.
+"""Batches of a user's loaders: how to read them, their loss, and one epoch of training on them.
 
-Two forms of a batch are known. A tuple or list ends in the target, and its loss is
-``loss(net(*inputs), target)``. Anything else, a dict for example, is handed to ``loss(net, batch)``.
-"""
+A batch that is a tuple or list ends in the target, and its loss is ``loss(net(*inputs), target)``. Any other
+batch, a dict for example, is passed to ``loss(net, batch)``. Reading leaves loaders and random states
+unchanged."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import contextlib
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
@@ -17,15 +19,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 
+from esper.kasmina.compute import ComputeLedger
+from esper.kasmina.schedules import DECAY_SHARE, wsd_factor
 from esper.leyline.errors import DataError, EsperError
 
 Loss = Callable[[Any, Any], Tensor]
 
 
 def check_loader(loader: Iterable[Any], name: str) -> None:
-    """Refuse what can be read only once. A DataLoader draws a number when it is asked for an iterator."""
+    """Refuse a loader that can be read only once. (A DataLoader draws a number for every iterator.)"""
     try:
         once = iter(loader) is loader
     except TypeError:
@@ -44,7 +49,7 @@ def check_loader(loader: Iterable[Any], name: str) -> None:
 
 @contextlib.contextmanager
 def untouched_streams(*loaders: Iterable[Any]) -> Iterator[None]:
-    """Put back what a loop over the loaders may draw from: streams of torch, numpy, Python, their own."""
+    """Restore the random states of torch, numpy, Python and the loaders on exit."""
     own = [(generator, generator.get_state()) for loader in loaders for generator in generators_of(loader)]
     numpy_state = np.random.get_state()  # noqa: NPY002  data sets of users draw from it
     python_state = random.getstate()
@@ -59,7 +64,7 @@ def untouched_streams(*loaders: Iterable[Any]) -> Iterator[None]:
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
-    """Of a DataLoader and its samplers."""
+    """Return the generators of a DataLoader and its samplers."""
     samplers = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
     holders = [loader, *samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]
     found = [getattr(holder, "generator", None) for holder in holders]
@@ -67,7 +72,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def endless(loader: Iterable[Any], device: torch.device, name: str) -> Iterator[Any]:
-    """The loader's batches on ``device``, from the beginning again when it ends."""
+    """Yield the loader's batches on ``device``, again and again."""
     while True:
         empty = True
         for batch in loader:
@@ -78,7 +83,7 @@ def endless(loader: Iterable[Any], device: torch.device, name: str) -> Iterator[
 
 
 def first_batches(loader: Iterable[Any], device: torch.device, name: str, samples: int) -> list[Any]:
-    """Batches from the beginning of the loader, until they hold ``samples`` or it ends."""
+    """Return the first batches of the loader, until they hold ``samples`` or it ends."""
     batches: list[Any] = []
     held = 0
     for batch in loader:
@@ -96,14 +101,14 @@ def on_device(batch: Any, device: torch.device) -> Any:
 
 
 def size_of(batch: Any) -> int:
-    """Samples in a batch: the length of its first tensor."""
+    """Return the number of samples in a batch: the length of its first tensor."""
     lengths: list[int] = []
     _mapped(batch, lambda tensor: lengths.append(len(tensor)) if tensor.ndim else None)
     return lengths[0] if lengths else 1
 
 
 def parts_of(batch: Any, count: int) -> list[Any]:
-    """The batch in at most ``count`` parts of nearly equal size, each a batch of the same form."""
+    """Split a batch into at most ``count`` parts of nearly equal size and the same form."""
     size = size_of(batch)
     count = min(count, size)
     bounds = [size * i // count for i in range(count + 1)]
@@ -130,12 +135,12 @@ def _mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def inputs_of(batch: Any) -> Any:
-    """What the network is called with for this batch."""
+    """Return the arguments of the network for this batch."""
     return tuple(batch[:-1]) if isinstance(batch, tuple | list) and len(batch) > 1 else batch
 
 
 def loss_of(net: nn.Module, batch: Any, loss: Loss) -> Tensor:
-    """The loss of a batch, checked to be one number."""
+    """Return the loss of a batch; raise unless it is one number."""
     is_pair = isinstance(batch, tuple | list) and len(batch) > 1
     try:
         value: Any = loss(net(*batch[:-1]), batch[-1]) if is_pair else loss(net, batch)
@@ -161,11 +166,106 @@ def _described(batch: Any) -> str:
     return f"shapes {', '.join(shapes)}" if shapes else type(batch).__name__
 
 
+# --- training -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class EpochTrainer:
+    """Trains a network on a loader, epoch by epoch, at a constant rate that falls to zero over the last
+    fifth."""
+
+    net: nn.Module
+    optimizer: Optimizer
+    loss: Loss
+    loader: Iterable[Any]
+    ledger: ComputeLedger
+    epochs: int | None
+    """Length of the training in passes over the loader, or None with a budget."""
+    budget: float | None
+    """Length of the training in FLOPs."""
+    done: int = 0
+    """Epochs trained so far."""
+    steps: int = 0
+    """Steps of the present epoch."""
+    steps_of_epoch: int = 0
+    """Steps of the last whole epoch; 0 before its end."""
+
+    def __post_init__(self) -> None:
+        self._rates = [group["lr"] for group in self.optimizer.param_groups]
+
+    @property
+    def progress(self) -> float:
+        """Share of the training that is over."""
+        if self.budget is not None:
+            return self.ledger.charged / self.budget
+        assert self.epochs is not None
+        within = self.steps / self.steps_of_epoch if self.steps_of_epoch else 0.0
+        return (self.done + min(within, 1.0)) / self.epochs
+
+    def train(
+        self, sample_flops: float, incubating: int, incubate: Callable[[Callable[[], Tensor]], None]
+    ) -> float:
+        """Train one epoch and return the mean loss; NaN if a loss was not finite, which ends the epoch.
+
+        Args:
+            sample_flops: Forward FLOPs of one sample.
+            incubating: Number of incubating seeds.
+            incubate: Called between backward and step with a function that returns the loss of the batch, if
+                there are incubating seeds.
+        """
+        net, losses = self.net.train(), []
+        device = next(net.parameters()).device
+        self.steps = 0
+        for batch in self.loader:
+            moved = on_device(batch, device)
+            value = loss_of(net, moved, self.loss)
+            losses.append(float(value.detach()))
+            if not math.isfinite(losses[-1]):
+                self.steps = self.steps_of_epoch = max(self.steps_of_epoch, 1)
+                return math.nan
+            self.optimizer.zero_grad()
+            value.backward()
+            if incubating:
+                incubate(partial(loss_of, net, moved, self.loss))
+            self.optimizer.step()
+            self.steps += 1
+            forward = round(size_of(batch) * sample_flops)
+            self.ledger.forward += forward
+            self.ledger.backward += 2 * forward
+            self.ledger.incubation += 2 * forward * incubating
+            self._set_rates()
+            if self.budget is not None and self.ledger.charged >= self.budget:
+                break
+        if not losses:
+            raise DataError("train_loader is empty; at least one batch is needed")
+        self.steps_of_epoch = len(losses)
+        return sum(losses) / len(losses)
+
+    def end_epoch(self) -> None:
+        """Count the epoch, and compute progress from whole epochs again."""
+        self.done += 1
+        self.steps = 0
+
+    def _set_rates(self) -> None:
+        if self.progress < 1.0 - DECAY_SHARE:
+            return
+        factor = wsd_factor(min(self.progress, 1.0), 1, 0)
+        for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = factor * rate
+
+    def state(self) -> dict[str, int]:
+        return {"done": self.done, "steps_of_epoch": self.steps_of_epoch}
+
+    def load_state(self, state: dict[str, int]) -> None:
+        self.done, self.steps_of_epoch = state["done"], state["steps_of_epoch"]
+        self._set_rates()
+
+
 # --- settings -----------------------------------------------------------------------------------------------
 
 
 def check_length(epochs: Any, budget: Any) -> None:
-    """Of a training: one of them, and above 0."""
+    """Check the length of a training: one of both, and above 0."""
     if (epochs is None) == (budget is None):
         raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
     name, length = ("epochs", epochs) if budget is None else ("budget", budget)
@@ -174,7 +274,7 @@ def check_length(epochs: Any, budget: Any) -> None:
 
 
 def check_settings(higher_is_better: Any, **limits: Any) -> None:
-    """Of growth: a direction of the metric, and limits that are numbers from 0 on or not given."""
+    """Check the direction of the metric, and limits that are whole numbers from 0 on or None."""
     if not isinstance(higher_is_better, bool):
         raise EsperError(f"higher_is_better is {higher_is_better!r}; pass True, or False for a loss")
     for name, limit in limits.items():
@@ -183,7 +283,7 @@ def check_settings(higher_is_better: Any, **limits: Any) -> None:
 
 
 def check_calibration(batches: Any) -> None:
-    """Of growth: batches to loop over again and again. No loop is begun: a DataLoader would draw a number."""
+    """Check calibration batches, without iterating: a DataLoader would draw a number."""
     if batches is not None and (not isinstance(batches, Iterable) or isinstance(batches, Iterator)):
         raise EsperError(
             f"calibrate is a {type(batches).__name__}; pass a DataLoader or a list of training batches, which"
