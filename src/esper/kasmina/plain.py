@@ -65,7 +65,8 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
                 undone.append(undo)
             else:
                 graphs = True
-                _compare_seed(slot)
+                if sample is None:
+                    _compare_seed(slot)
                 undone.append(_settle(submodule, slot))
             _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
     except BaseException:  # Ctrl-C too leaves the network as it was

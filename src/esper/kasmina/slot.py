@@ -82,7 +82,7 @@ class SeedSlot(nn.Module):
 
     def takes(self, spec: BlueprintSpec) -> bool:
         """Return whether a seed of this blueprint can be built here."""
-        return seed_checks.takes(spec, self.site.width, copyable=self.site.block is not None)
+        return spec.fits(self.site.width) and (bool(self.block) or not spec.copies)
 
     def germinate(
         self, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor, block: nn.Module | None = None
