@@ -1,36 +1,36 @@
-"""Seeds taken through their episode by the path that an environment takes."""
+"""Epochs and actions of a trial, applied in the order that an environment uses."""
 
-from esper.kasmina.actuator import Outcome, apply_action, settle
 from torch import Tensor
 
 from esper.kasmina import lifecycle
+from esper.kasmina.actuator import Outcome, apply_action, settle
 from esper.leyline import LifecycleOp, Stage
-from esper.tolaria.minibatch import Readings, train_batch
+from esper.tolaria.minibatch import MinibatchResult, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
 from tests.tolaria.building import action
 
 
 def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
-    """One action on one slot; heads that are not named are canonical."""
+    """Apply one action to one slot; heads that are not given have their canonical value."""
     return apply_action(trial.model, action(op, slot, **heads), seed_id=0)
 
 
-def epoch(trial: Trial, x: Tensor, y: Tensor) -> Readings:
-    """An epoch of one minibatch: train, tick, record, advance."""
+def epoch(trial: Trial, x: Tensor, y: Tensor) -> MinibatchResult:
+    """Run an epoch of one minibatch: train, tick, record gradients, advance."""
     trial.model.train()
-    facts = train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP, measure=True)
+    result = train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP, measure=True)
     table = trial.model.table
     lifecycle.tick(table, 0)
-    for slot, found in facts.seeds.items():
+    for slot, norms in result.seeds.items():
         table.record_gradients(
-            0, slot, norm=float(found.norm()), ratio=1.0, health=1.0, vanishing=False, exploding=False
+            0, slot, norm=float(norms.norm()), ratio=1.0, health=1.0, vanishing=False, exploding=False
         )
     settle(trial.model, lifecycle.advance(table, 0, trial.model.rules))
-    return facts
+    return result
 
 
 def grow(trial: Trial, slot: int, blueprint: str, style: int, x: Tensor, y: Tensor) -> list[Stage]:
-    """A seed from germination to fossil; the stages that its epochs were trained in."""
+    """Train a seed from germination to fossilization and return its stage in each epoch."""
     assert germinate(trial.model, blueprint, style, slot).succeeded
     table = trial.model.table
     stages = []
