@@ -1,6 +1,6 @@
-"""Epochs and actions of a trial, applied in the order that an environment uses."""
+"""Epochs and actions of a trial, applied in the order that an environment uses, and a seed with dropout."""
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina import lifecycle
 from esper.kasmina.actuator import Outcome, apply_action, settle
@@ -8,6 +8,21 @@ from esper.leyline import LifecycleOp, Stage
 from esper.tolaria.minibatch import MinibatchResult, train_batch
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
 from tests.tolaria.building import action
+
+
+class DropoutSeed(nn.Sequential):
+    """Dropout and a 1×1 convolution of zeros."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Dropout(0.5), zero(nn.Conv2d(width, width, 1)))
+
+
+def zero(layer: nn.Conv2d) -> nn.Conv2d:
+    """Return ``layer`` with weight and bias set to 0."""
+    nn.init.zeros_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
 
 
 def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
