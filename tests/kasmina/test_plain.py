@@ -1,48 +1,61 @@
+"""Harvest of a grown network as a plain module."""
+
+import copy
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from esper.kasmina import harvest, load_committed, save_committed
+from esper.kasmina import harvest
+from esper.kasmina.slot import slots_of
 from esper.leyline import Stage, Style
-from esper.leyline.errors import EsperError, HostError, UnknownNameError
-from tests.contracts.matrix import (
-    SLOT,
-    Case,
-    Trial,
-    assert_same,
-    batch,
-    begin,
-    germinate,
-    planted,
-    registered,
-)
-from tests.kasmina.living import grow
-from tests.kasmina.test_incubation import Dropping
+from tests.contracts.hosts import Kind
+from tests.contracts.matrix import SLOT, Trial, assert_same, batch, begin, germinate, registered
+from tests.kasmina.seed_episodes import DropoutSeed, grow
 
 
-def grown(style: int = Style.GATED_GATE, blueprint: str = "conv_heavy") -> Trial:
-    """A committed network with one fossil."""
-    trial = begin("images", 8)
-    trial.model.rules = begin("images", 8, training_epochs=1).model.rules
+def grown(
+    style: int = Style.GATED_GATE, blueprint: str = "conv_heavy", kind: Kind = "images", width: int = 8
+) -> Trial:
+    """Return a network with one fossil."""
+    trial = begin(kind, width, training_epochs=1)
     grow(trial, SLOT, blueprint, style, *batch(0))
     return trial
 
 
-def test_a_harvest_is_a_chain_of_segments_and_fossils_alone() -> None:
-    trial = grown()
+@pytest.mark.parametrize("kind", ["images", "images_batch", "plain_images"])
+def test_harvest_has_the_class_of_the_host_and_its_fossils_only(kind: Kind) -> None:
+    trial = grown(kind=kind)
     x, _ = batch(7)
     wanted = trial.model.eval()(x)
     germinate(trial.model, "conv_light", Style.LINEAR_ADD, slot=1)
     plain = harvest(trial.model)
-    assert type(plain) is nn.Sequential
-    assert torch.equal(plain.eval()(x), wanted), "a seed that is no fossil is left behind"
-    names = ["segment_0", "fossil_r0c0", "segment_1", "segment_2"]
-    assert [name for name, _ in plain.named_children()] == names
+    assert type(plain) is type(trial.model.host)
+    assert not slots_of(plain)
+    assert [name for name, _ in plain.named_modules() if name.endswith("grown")] == [
+        f"{trial.model.sites[SLOT].path}.grown"
+    ]
+    assert torch.equal(plain.eval()(x), wanted)
 
 
-def test_a_harvest_shares_nothing_with_the_model() -> None:
+def test_harvest_of_a_fossil_with_dropout_draws_its_masks_in_train_mode() -> None:
+    with registered("dropping", DropoutSeed):
+        trial = grown(Style.LINEAR_ADD, "dropping")
+        plain = harvest(trial.model)
+    x, _ = batch(7)
+    assert torch.equal(plain.eval()(x), trial.model.eval()(x))
+    for module in plain.modules():
+        if isinstance(module, nn.Dropout) and module.p < 0.5:
+            module.p = 0.0  # the host's
+    plain.train()
+    assert not torch.equal(plain(x), plain(x))
+
+
+def test_harvest_shares_no_tensor_with_the_network() -> None:
     trial = grown()
     before = trial.snapshot() | trial.seed_snapshot()
     with torch.no_grad():
@@ -53,42 +66,16 @@ def test_a_harvest_shares_nothing_with_the_model() -> None:
     trial.train(1)
 
 
-# --- on disk ------------------------------------------------------------------------------------------
-
-
-def test_saving_and_loading_draw_nothing_and_change_nothing(tmp_path: Path) -> None:
-    trial = grown()
-    before = trial.snapshot()
-    save_committed(trial.model, tmp_path)
-    assert_same(trial.snapshot(), before)
-    load_committed(tmp_path)
-    assert torch.equal(torch.get_rng_state(), before["random state"])
-
-
-def test_a_users_blueprint_is_loaded_where_it_is_registered(tmp_path: Path) -> None:
-    with registered("mine", Dropping):
-        trial = grown(Style.LINEAR_ADD, "mine")
-        save_committed(trial.model, tmp_path)
-        x, _ = batch(7)
-        assert torch.equal(load_committed(tmp_path).eval()(x), trial.model.eval()(x))
-    with pytest.raises(UnknownNameError, match="unknown blueprint for feature_map hosts 'mine'"):
-        load_committed(tmp_path)
-
-
-def test_a_directory_without_a_network_says_what_is_missing(tmp_path: Path) -> None:
-    save_committed(grown().model, tmp_path)
-    for missing in ("weights.safetensors", "topology.json"):
-        (tmp_path / missing).unlink()
-        with pytest.raises(EsperError, match=rf"'{tmp_path}' holds no saved network: {missing} is missing"):
-            load_committed(tmp_path)
-
-
-def test_a_host_of_the_users_own_is_theirs_to_save(tmp_path: Path) -> None:
-    trial = planted(Case("norm", 0, "images_batch", 4))
-    with pytest.raises(
-        HostError,
-        match=r"only built-in hosts can be rebuilt from a file; BatchHost is yours: use harvest\(model\)"
-        r" and save its state_dict",
-    ):
-        save_committed(trial.model, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
+def test_harvested_network_of_a_user_is_unpickled_without_esper(tmp_path: Path) -> None:
+    trial = grown(kind="plain_images")
+    x, _ = batch(7)
+    plain = nn.Sequential(*copy.deepcopy(harvest(trial.model)).first)  # a class that torch defines
+    torch.save((x, plain.eval()(x)), tmp_path / "wanted.pt")
+    (tmp_path / "net.pickle").write_bytes(pickle.dumps(plain))
+    code = (
+        "import pickle, sys, torch; sys.modules['esper'] = None;"
+        f"net = pickle.load(open({str(tmp_path / 'net.pickle')!r}, 'rb'));"
+        f"x, wanted = torch.load({str(tmp_path / 'wanted.pt')!r});"
+        "assert torch.equal(net(x), wanted)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
