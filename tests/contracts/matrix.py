@@ -97,7 +97,7 @@ class Trial:
         return results
 
     def outputs(self) -> tuple[Tensor, Tensor]:
-        """Return the outputs of one batch in eval and in train mode; buffers and random state are restored."""
+        """Return the outputs of one batch in eval and train mode; buffers and random state are restored."""
         x, _ = batch(99, self.topology)
         kept = {name: value.clone() for name, value in self.model.host.state_dict().items()}
         position = torch.get_rng_state()
@@ -112,7 +112,7 @@ class Trial:
         return evaluated, trained
 
     def place(self, stage: Stage, alpha: float) -> None:
-        """Put the seed into ``stage`` at ``alpha``, also into combinations that the lifecycle never reaches."""
+        """Put the seed into ``stage`` at ``alpha``, also where the lifecycle never leads to."""
         table = self.model.table
         table.stage[0, SLOT] = stage
         table.alpha[0, SLOT] = alpha

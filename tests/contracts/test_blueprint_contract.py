@@ -1,4 +1,4 @@
-"""The contract matrix for all built-in blueprints, the blueprints of the examples, and ``check_blueprint``."""
+"""The contract matrix for built-in blueprints and those of the examples, and ``check_blueprint``."""
 
 from itertools import combinations, product
 
@@ -89,7 +89,9 @@ def test_contract_names_a_tensor_without_gradient() -> None:
 @pytest.mark.parametrize(
     ("name", "topology"), [("conv_heavy", "feature_map"), ("attention", "tokens"), ("mlp", "features")]
 )
-def test_check_blueprint_accepts_built_in_blueprints_and_keeps_the_random_state(name: str, topology: Topology) -> None:
+def test_check_blueprint_accepts_built_in_blueprints_and_keeps_the_random_state(
+    name: str, topology: Topology
+) -> None:
     position = torch.get_rng_state()
     check_blueprint(name, topology, width=4)
     assert torch.equal(torch.get_rng_state(), position)

@@ -60,16 +60,17 @@ overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
         (undefined, "blueprint 'odd' returned a non-finite delta at birth; look for a division by zero"),
         (overwriting, "blueprint 'odd' changes its input in place, .* features; leave out inplace=True"),
         (non_zero_in_evaluation, "blueprint 'odd' must return a delta of exactly zero at birth"),
-        (non_zero, r"zero at birth; its largest value is 1\. Make it an esper\.kasmina\.Mirrored or start its"),
+        (
+            non_zero,
+            r"zero at birth; its largest value is 1\. Make it an esper\.kasmina\.Mirrored or start its",
+        ),
         (lambda width: nn.GroupNorm(1, width), "must return a delta of exactly zero at birth"),
         (lambda width: nn.Conv2d(width + 1, width, 1), r"of shape \(4, 4, 4\): .*expected input"),
         (lambda width: nn.Threshold(9.0, 0.0), "'odd' has no parameters, so its seed could not learn"),
         (lambda width: nn.GroupNorm(3, width), r"'odd' fails on features of shape \(4, 4, 4\): .*divisible"),
     ],
 )
-def test_refused_blueprint_changes_nothing_and_another_seed_can_follow(
-    build: Build, sentence: str
-) -> None:
+def test_refused_blueprint_changes_nothing_and_another_seed_can_follow(build: Build, sentence: str) -> None:
     trial = begin("images", 4)
     before = everything(trial)
     with registered("odd", build), pytest.raises(BlueprintError, match=sentence):

@@ -60,9 +60,7 @@ def test_gate_has_one_opening_per_position_and_starts_at_sigmoid_1() -> None:
 
 
 @pytest.mark.parametrize("operator", BlendOperator)
-def test_seed_input_requires_a_gradient_and_the_features_are_unchanged(
-    operator: BlendOperator,
-) -> None:
+def test_seed_input_requires_a_gradient_and_the_features_are_unchanged(operator: BlendOperator) -> None:
     # Otherwise the backward pass of a channels_last group norm crashes the process (torch 2.13).
     seen: list[bool] = []
     seed = nn.Identity()

@@ -214,9 +214,7 @@ def test_growing_network_is_refused_as_base_and_keeps_its_slots(tmp_path: Path) 
 
 def test_network_of_a_user_is_refused_without_base(tmp_path: Path) -> None:
     path = saved(grown(), tmp_path)
-    sentence = (
-        f"^'{path}' holds a PlainImages, which is no built-in host; pass base=, a new PlainImages$"
-    )
+    sentence = f"^'{path}' holds a PlainImages, which is no built-in host; pass base=, a new PlainImages$"
     with pytest.raises(HostError, match=sentence):
         load(path)
 

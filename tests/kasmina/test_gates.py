@@ -43,7 +43,7 @@ def test_g0_checks_slot_blueprint_and_fit(slot: int, blueprint: int, failed: tup
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_g1_passes_in_stage_germinated_only(stage: Stage) -> None:
+def test_g1_is_open_in_stage_germinated_only(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = stage
     verdict = gates.g1_germinated(table, 0, 0, RULES)

@@ -23,7 +23,9 @@ from esper.kasmina.health import statistics_of
         ([0.0, 3.0, 4.0, 12.0], (13.0, 0.675, True, True)),
     ],
 )
-def test_statistics_of_literal_gradient_norms(norms: list[float], expected: tuple[float, float, bool, bool]) -> None:
+def test_statistics_of_literal_gradient_norms(
+    norms: list[float], expected: tuple[float, float, bool, bool]
+) -> None:
     assert statistics_of(torch.tensor(norms)) == pytest.approx(expected)
 
 

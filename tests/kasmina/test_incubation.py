@@ -78,6 +78,29 @@ def test_training_pass_keeps_detached_features_of_the_shadow_batch_at_the_slot()
         trial.model.captured(1)
 
 
+class InPlace(Host):
+    """A host that overwrites the features at its slot."""
+
+    topology = "features"
+    slot_config = SlotConfig.of_count(1)
+    feature_shapes = ((8,),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        last = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, CLASSES))
+        self.segments = nn.ModuleList([nn.Linear(6, 8), last])
+
+
+def test_kept_features_are_not_overwritten_by_an_in_place_activation_downstream() -> None:
+    model = MorphogeneticModel(InPlace(), LifecycleRules(2))
+    model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
+    germinate(model, "mlp", Style.LINEAR_ADD)
+    x, _ = batch(0, "features")
+    model.train()(x)
+    assert (model.captured(SLOT) < 0).any()
+    assert torch.equal(model.captured(SLOT), model.host.segments[0](x))
+
+
 @pytest.mark.parametrize("kind", SEGMENTED)
 def test_evaluation_pass_keeps_no_features(kind: Kind) -> None:
     trial = planted(Case("conv_light", 0, kind, 4))

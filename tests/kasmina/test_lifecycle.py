@@ -75,7 +75,9 @@ class Episode:
     ],
     ids=["default", "no incubation", "tempo 5", "tempo 8", "sigmoid style", "target below 1"],
 )
-def test_seed_moves_through_its_stages_without_actions(rules: LifecycleRules, seed: Germination, epochs: list[Epoch]) -> None:
+def test_seed_moves_through_its_stages_without_actions(
+    rules: LifecycleRules, seed: Germination, epochs: list[Epoch]
+) -> None:
     assert Episode(rules, seed).run(len(epochs)) == epochs
 
 
@@ -87,7 +89,9 @@ def test_new_alpha_targets_move_a_resting_and_a_held_seed() -> None:
     episode.send(0.5, epochs=5)
     assert episode.run(7) == [B(0.9), B(0.8), B(0.7), B(0.6), B(0.5), B(0.5), B(0.5)]
     episode.send(1.0, epochs=0)
-    assert episode.run(2) == [B(1.0), H], "an INSTANT ramp ends in its first epoch, and the seed is held after it"
+    assert episode.run(2) == [B(1.0), H], (
+        "an INSTANT ramp ends in its first epoch, and the seed is held after it"
+    )
 
 
 def test_target_equal_to_alpha_starts_no_ramp() -> None:
@@ -109,7 +113,9 @@ def test_target_equal_to_alpha_starts_no_ramp() -> None:
         (FAST._replace(ramp_epochs=8), 5, 5, [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]),
     ],
 )
-def test_prune_removes_a_seed_at_once_or_after_a_ramp(seed: Germination, age: int, epochs: int, after: list[Epoch]) -> None:
+def test_prune_removes_a_seed_at_once_or_after_a_ramp(
+    seed: Germination, age: int, epochs: int, after: list[Epoch]
+) -> None:
     episode = Episode(seed=seed)
     episode.run(age)
     episode.prune(epochs=epochs)
@@ -245,7 +251,9 @@ def test_counters_increase_once_per_epoch_and_restart_with_the_stage() -> None:
     lifecycle.tick(table, 0)
     assert table.epochs_in_stage.tolist() == [[2, 2, 2, 2]]
     assert table.age.tolist() == [[2, 2, 0, 0]], "only slots with a seed have an age"
-    assert table.epochs_since_measured.tolist() == [[-1, 5, -1, -1]], "a seed that was never measured stays so"
+    assert table.epochs_since_measured.tolist() == [[-1, 5, -1, -1]], (
+        "a seed that was never measured stays so"
+    )
     episode = Episode()
     episode.run(3)
     assert (episode.table.age[0, 0], episode.table.epochs_in_stage[0, 0]) == (3, 1)

@@ -28,7 +28,9 @@ def features(width: int, layout: torch.memory_format = torch.contiguous_format) 
 
 @widths
 @pytest.mark.parametrize("build", [mirrored, normalised])
-def test_branches_cancel_exactly_in_train_and_eval_mode_and_both_memory_formats(build: Callable[[int], Mirrored], width: int) -> None:
+def test_branches_cancel_exactly_in_train_and_eval_mode_and_both_memory_formats(
+    build: Callable[[int], Mirrored], width: int
+) -> None:
     restart(width)
     for layout in (torch.contiguous_format, torch.channels_last):
         module = build(width).to(memory_format=layout)

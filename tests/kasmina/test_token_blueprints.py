@@ -52,7 +52,7 @@ def test_norm_moves_features_towards_their_layer_norm() -> None:
     seed = build("norm", 2)
     with torch.no_grad():
         seed.scale.copy_(torch.tensor([0.5, 0.0]))
-    # LayerNorm of (1, 3) is (−1, 1); tanh(0.5) = 0.4621172, so the delta of the first is 0.4621172 · (−1 − 1).
+    # LayerNorm of (1, 3) is (−1, 1); tanh(0.5) = 0.4621172, so the first delta is 0.4621172 · (−1 − 1).
     delta = seed(torch.tensor([[[1.0, 3.0]]]))
     torch.testing.assert_close(delta, torch.tensor([[[-0.9242343, 0.0]]]), rtol=0, atol=1e-5)
 
