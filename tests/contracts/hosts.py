@@ -1,16 +1,19 @@
-"""The hosts of the contract matrix, for feature maps, tokens and features.
+"""Hosts of the contract matrix, for feature maps, tokens and features.
 
-Every one has dropout on both sides of its first slot.
+Every host has dropout before and after its first slot. Hosts named ``plain_*`` are ordinary modules without
+segments: their incubating seeds learn by replay of the whole forward pass.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from esper.kasmina import CNNHost, Host
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.hosts import TransformerHost
+from esper.kasmina.sites import Site, find_sites
 from esper.leyline import SlotConfig
 
 CLASSES = 4
@@ -33,7 +36,7 @@ def _stage(channels: int, width: int) -> nn.Sequential:
 
 
 class BatchHost(Host):
-    """A host of a user's own, with batch statistics and activations in place."""
+    """A user's host with batch normalisation and in-place activations."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -45,35 +48,79 @@ class BatchHost(Host):
         self.segments = nn.ModuleList([_stage(INPUT_SHAPE[0], width), body, head])
 
 
-# --- features ---------------------------------------------------------------------------------
+class PlainImages(nn.Module):
+    """A module with batch normalisation whose skip connection passes around the second slot."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = _stage(INPUT_SHAPE[0], width)
+        self.second = nn.Sequential(nn.MaxPool2d(2), _stage(width, width))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        return self.head(h.mean(dim=(2, 3)) + self.second(h).mean(dim=(2, 3)))
 
 
-def _layers(width: int) -> list[nn.Module]:
-    first, second = (
-        nn.Sequential(nn.Linear(size, width), nn.Tanh(), nn.Dropout(DROPOUT)) for size in (INPUTS, width)
-    )
-    return [first, second, nn.Linear(width, CLASSES)]
+# --- features and tokens ----------------------------------------------------------------------
+
+
+def _layer(inputs: int, width: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, width), nn.Tanh(), nn.Dropout(DROPOUT))
 
 
 class FeatureHost(Host):
-    """Three layers."""
+    """A multilayer perceptron of three layers."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.topology: Topology = "features"
         self.slot_config = SlotConfig.of_count(2)
         self.feature_shapes = ((width,), (width,))
-        self.segments = nn.ModuleList(_layers(width))
+        layers = [_layer(INPUTS, width), _layer(width, width), nn.Linear(width, CLASSES)]
+        self.segments = nn.ModuleList(layers)
+
+
+class PlainLayers(nn.Module):
+    """A module for features, or with an embedding for tokens, with a skip connection around the second
+    slot."""
+
+    def __init__(self, width: int, vocabulary: int | None = None) -> None:
+        super().__init__()
+        self.embed = nn.Identity() if vocabulary is None else nn.Embedding(vocabulary, INPUTS)
+        self.first, self.second = _layer(INPUTS, width), _layer(width, width)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(self.embed(x))
+        return self.head(h + self.second(h))
 
 
 # --- by name ----------------------------------------------------------------------------------
 
-Kind = Literal["images", "images_batch", "tokens", "features"]
+Kind = Literal[
+    "images", "images_batch", "plain_images", "tokens", "plain_tokens", "features", "plain_features"
+]
 
 
 class HostKind(NamedTuple):
+    """Constructor of a host, by the width of its slots."""
+
     topology: Topology
-    build: Callable[[int], Host]
+    build: Callable[[int], nn.Module]
+
+    def sites(self, host: nn.Module) -> Sequence[Site] | None:
+        """Return the sites of a host without segments; None for a host that states its own."""
+        if isinstance(host, Host):
+            return None
+        return find_sites(host, ["first", "second"], self.sample())
+
+    def sample(self) -> Tensor:
+        """Return an input of two samples."""
+        if self.topology == "tokens":
+            return torch.arange(2 * TOKENS).view(2, TOKENS) % VOCABULARY
+        shape = (2, INPUTS) if self.topology == "features" else (2, *INPUT_SHAPE)
+        return torch.linspace(-1.0, 1.0, torch.Size(shape).numel()).view(shape)
 
 
 def _cnn(width: int) -> Host:
@@ -84,7 +131,7 @@ def _cnn(width: int) -> Host:
     return host
 
 
-def _transformer(width: int) -> TransformerHost:
+def _transformer(width: int) -> Host:
     return TransformerHost(
         vocabulary=VOCABULARY, context=TOKENS, width=width, layers=2, heads=1, dropout=DROPOUT
     )
@@ -93,7 +140,10 @@ def _transformer(width: int) -> TransformerHost:
 HOSTS: dict[Kind, HostKind] = {
     "images": HostKind("feature_map", _cnn),
     "images_batch": HostKind("feature_map", BatchHost),
+    "plain_images": HostKind("feature_map", PlainImages),
     "tokens": HostKind("tokens", _transformer),
+    "plain_tokens": HostKind("tokens", lambda width: PlainLayers(width, VOCABULARY)),
     "features": HostKind("features", FeatureHost),
+    "plain_features": HostKind("features", PlainLayers),
 }
 assert tuple(HOSTS) == get_args(Kind)

@@ -1,12 +1,12 @@
-"""The contract matrix: hosts with a seed in place, in every combination that a blueprint must survive.
+"""Building blocks of the contract matrix: hosts in training with one seed, and snapshots to compare.
 
-A user's own blueprint goes through the same cells in a few lines::
+Tests of a user's blueprint run the same cells::
 
     @pytest.mark.parametrize("case", contract("feature_map", ["my_block"]))
-    def test_my_block(case):
-        keeps_the_contract(case)
+    def test_my_block_keeps_the_contract(case):
+        check_contract(case)
 
-with both names from tests.contracts.rules.
+with ``contract`` and ``check_contract`` from tests.contracts.rules.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,22 +20,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina import Host, MorphogeneticModel, register_blueprint
+from esper.kasmina import MorphogeneticModel, register_blueprint
 from esper.kasmina.actuator import Outcome, apply_action
 from esper.kasmina.blueprints import Topology, blueprint_named, unregister_blueprint
 from esper.kasmina.network import slot_streams
+from esper.kasmina.slot import RESERVED
 from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
-from esper.leyline.rules import IncubationMode
-from esper.tolaria.minibatch import Readings, train_batch
+from esper.tolaria.minibatch import MinibatchResult, train_batch
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant
 
-IMAGES: tuple[Kind, ...] = ("images", "images_batch")
-"""For tests that need no more than feature maps."""
+IMAGES: tuple[Kind, ...] = ("images", "images_batch", "plain_images")
+"""Host kinds of tests that need feature maps only."""
 BATCH = 8
 CLIP = 1.0
 SLOT = 0
-"""Where the seed goes: host parameters lie on both sides of it."""
+"""Slot of the seed; host parameters are on both sides of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Case:
 def registered(
     name: str, build: Callable[[int], nn.Module], topology: Topology = "feature_map", multiple_of: int = 1
 ) -> Iterator[None]:
-    """A blueprint that is known inside the block only."""
+    """Register a blueprint inside the context only."""
     register_blueprint(name, topology=topology, multiple_of=multiple_of)(build)
     try:
         yield
@@ -63,35 +63,42 @@ def registered(
         unregister_blueprint(name, topology)
 
 
-def build_host(kind: Kind, width: int) -> Host:
-    """An untrained host whose slots are all ``width`` wide."""
+def build_host(kind: Kind, width: int) -> nn.Module:
+    """Return an untrained host whose slots all have ``width`` features."""
     return HOSTS[kind].build(width)
 
 
 @dataclass(slots=True)
 class Trial:
-    """A model in training: with its host's optimiser, all that a run consists of."""
+    """A network in training, with the optimiser of host and seeds."""
 
     model: MorphogeneticModel
     optimiser: Optimizer
 
     @property
-    def seed_weights(self) -> dict[str, Tensor]:
-        return dict(self.model.slot(SLOT).named_parameters())
+    def topology(self) -> Topology:
+        return self.model.sites[SLOT].topology
 
-    def train(self, steps: int, first: int = 0) -> list[Readings]:
-        """Train on the batches from number ``first`` on; random draws depend on that number alone."""
+    @property
+    def seed_weights(self) -> dict[str, Tensor]:
+        """Parameters of seed and gate, by their name within the graft."""
+        graft = self.model.slot(SLOT).graft
+        assert graft is not None
+        return dict(graft.named_parameters())
+
+    def train(self, steps: int, first: int = 0) -> list[MinibatchResult]:
+        """Train on the batches from number ``first`` on; random draws depend on that number only."""
         self.model.train()
-        facts = []
+        results = []
         for number in range(first, first + steps):
             restart(number)
-            x, y = batch(number, self.model.host.topology)
-            facts.append(train_batch(self.model, self.optimiser, x, y, loss, clip=CLIP))
-        return facts
+            x, y = batch(number, self.topology)
+            results.append(train_batch(self.model, self.optimiser, x, y, loss, clip=CLIP))
+        return results
 
     def outputs(self) -> tuple[Tensor, Tensor]:
-        """Eval and train mode, on one batch; statistics and random state are as before afterwards."""
-        x, _ = batch(99, self.model.host.topology)
+        """Return the outputs of one batch in eval and train mode; buffers and random state are restored."""
+        x, _ = batch(99, self.topology)
         kept = {name: value.clone() for name, value in self.model.host.state_dict().items()}
         position = torch.get_rng_state()
         restart(99)
@@ -105,51 +112,63 @@ class Trial:
         return evaluated, trained
 
     def place(self, stage: Stage, alpha: float) -> None:
-        """Put the seed into ``stage`` at ``alpha``, also where the lifecycle would not leave it."""
+        """Put the seed into ``stage`` at ``alpha``, also where the lifecycle never leads to."""
         table = self.model.table
         table.stage[0, SLOT] = stage
         table.alpha[0, SLOT] = alpha
         self.model.sync()
 
+    def state(self) -> dict[str, Any]:
+        """Return the state of network and optimiser."""
+        assert self.model.groups is not None
+        return {"model": self.model.state(), "groups": self.model.groups.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Return to the state of a trial with the same host."""
+        assert self.model.groups is not None
+        self.model.load_state(state["model"])
+        self.model.groups.load_state(state["groups"], self.model.seed_parameters)
+
     def snapshot(self) -> dict[str, Tensor]:
-        """Every tensor that the host's training consists of, torch's random state among them."""
-        host = self.model.host.state_dict()
-        found = {f"host.{name}": value.clone() for name, value in host.items()}
-        found |= _optimiser_tensors("optimiser", self.optimiser)
-        return found | {"random state": torch.get_rng_state()}
+        """Return copies of host weights, host buffers, their optimiser state and torch's random state."""
+        host = self.model.host
+        found = {f"host.{name}": value.clone() for name, value in host.state_dict().items()}
+        parameters = {f"optimiser.{name}": weight for name, weight in host.named_parameters()}
+        found |= self._optimiser_tensors(parameters)
+        own = {name: value for name, value in found.items() if RESERVED not in name.split(".")}
+        return own | {"random state": torch.get_rng_state()}
 
     def seed_snapshot(self) -> dict[str, Tensor]:
-        """Every tensor of the seed: weights, optimiser state, random stream."""
+        """Return copies of the seed's weights, buffers, optimiser state and random stream."""
         slot = self.model.slot(SLOT)
+        assert slot.stream is not None
         found = {f"seed.{name}": value.clone() for name, value in slot.state_dict().items()}
-        if slot.optimiser is not None:
-            found |= _optimiser_tensors("seed optimiser", slot.optimiser)
-        return found | {"stream": slot.stream.get_state()}
+        parameters = {f"seed optimiser.{name}": weight for name, weight in slot.named_parameters()}
+        return found | self._optimiser_tensors(parameters) | {"stream": slot.stream.get_state()}
 
-
-def _optimiser_tensors(prefix: str, optimiser: Optimizer) -> dict[str, Tensor]:
-    return {
-        f"{prefix}.{index}.{name}": value.clone()
-        for index, entry in optimiser.state_dict()["state"].items()
-        for name, value in entry.items()
-        if isinstance(value, Tensor)
-    }
+    def _optimiser_tensors(self, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        return {
+            f"{name}.{entry}": value.clone()
+            for name, parameter in parameters.items()
+            for entry, value in self.optimiser.state.get(parameter, {}).items()
+            if isinstance(value, Tensor)
+        }
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Bit for bit, naming every tensor that differs."""
+    """Compare bit for bit; the failure names every tensor that differs."""
     assert found.keys() == wanted.keys()
     differing = [name for name, value in wanted.items() if not torch.equal(found[name], value)]
     assert not differing, f"differ: {', '.join(differing)}"
 
 
 def restart(rng_seed: int) -> None:
-    """Seed torch's global stream; ``torch.manual_seed`` would spend 2 ms on devices that are not there."""
+    """Seed torch's CPU generator; ``torch.manual_seed`` takes 2 ms more for absent devices."""
     torch.default_generator.manual_seed(rng_seed)
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy over the batch, and over the tokens where there are any."""
+    """Return the mean cross-entropy over the batch, and over the tokens of a sequence."""
     if output.ndim == 3:
         output, target = output.flatten(0, 1), target.flatten()
     return F.cross_entropy(output, target)
@@ -157,10 +176,10 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 @cache
 def batch(number: int, topology: Topology = "feature_map") -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one minibatch, related so that there is a slope.
+    """Return inputs and targets of one minibatch that can be learned.
 
-    Images and features have a pattern per class under noise; the class of a token is its sum with the one
-    before.
+    Images and features are a pattern per class with noise; the class of a token is its sum with the token
+    before it.
     """
     generator = torch.Generator().manual_seed(number)
     if topology == "tokens":
@@ -173,34 +192,26 @@ def batch(number: int, topology: Topology = "feature_map") -> tuple[Tensor, Tens
 
 
 def begin(
-    kind: Kind,
-    width: int,
-    *,
-    incubation: IncubationMode = "shadow",
-    training_epochs: int = 2,
-    auto_forward: bool = True,
-    rng_seed: int = 0,
+    kind: Kind, width: int, *, training_epochs: int = 2, auto_forward: bool = True, rng_seed: int = 0
 ) -> Trial:
-    """An untrained host with empty slots and the optimiser of its training."""
+    """Return an untrained host with empty slots and its optimiser."""
     restart(rng_seed)
     host = build_host(kind, width)
-    rules = LifecycleRules(
-        min_training_epochs=training_epochs, incubation=incubation, auto_forward=auto_forward
-    )
-    model = MorphogeneticModel(host, rules, streams=slot_streams(rng_seed))
+    rules = LifecycleRules(min_training_epochs=training_epochs, auto_forward=auto_forward)
+    model = MorphogeneticModel(host, rules, sites=HOSTS[kind].sites(host), streams=slot_streams(rng_seed))
     optimiser = torch.optim.SGD(host.parameters(), lr=0.1, momentum=0.9)
     model.bind_optimiser(optimiser)
     return Trial(model, optimiser)
 
 
 def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int = SLOT) -> Outcome:
-    """Plant a seed as a controller would."""
-    index = blueprint_named(blueprint, model.host.topology).index
+    """Plant a seed by the action of a controller."""
+    index = blueprint_named(blueprint, model.sites[slot].topology).index
     return apply_action(model, plant(slot, BlueprintAction(index), style=style), seed_id=0)
 
 
 def planted(case: Case, **settings: Any) -> Trial:
-    """An untrained host with the seed of ``case`` just germinated; ``settings`` as for ``begin``."""
+    """Return an untrained host with a new seed of ``case``; ``settings`` are arguments of ``begin``."""
     trial = begin(case.kind, case.width, **settings)
     outcome = germinate(trial.model, case.blueprint, case.style)
     assert outcome.succeeded, outcome
@@ -209,7 +220,7 @@ def planted(case: Case, **settings: Any) -> Trial:
 
 @cache
 def twin_after(kind: Kind, width: int, steps: int) -> dict[str, Tensor]:
-    """What the same host is after ``steps`` when nothing was ever planted."""
+    """Return the snapshot of the same host after ``steps`` minibatches without any seed."""
     twin = begin(kind, width)
     twin.train(steps)
     return twin.snapshot()
@@ -217,11 +228,11 @@ def twin_after(kind: Kind, width: int, steps: int) -> dict[str, Tensor]:
 
 @cache
 def bare_names(kind: Kind, width: int) -> set[str]:
-    """What the same host's tensors are called, with nothing planted."""
+    """Return the state-dict keys of the same host without any seed."""
     return set(begin(kind, width).model.state_dict())
 
 
 @cache
 def twin_outputs(kind: Kind, width: int) -> tuple[Tensor, Tensor]:
-    """What the same host computes, untrained and with nothing planted."""
+    """Return the outputs of the same untrained host without any seed."""
     return begin(kind, width).outputs()

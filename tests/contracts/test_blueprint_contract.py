@@ -1,3 +1,5 @@
+"""The contract matrix for built-in blueprints and those of the examples, and ``check_blueprint``."""
+
 from itertools import combinations, product
 
 import pytest
@@ -10,9 +12,9 @@ from esper.kasmina.blueprints import Topology, specs_for, unregister_blueprint
 from esper.leyline.errors import BlueprintError
 from examples import own_blueprint
 from tests.contracts.matrix import Case, registered
-from tests.contracts.rules import contract, incubates, keeps_the_contract
+from tests.contracts.rules import check_contract, check_incubation, contract
 
-# The example registers them for the whole process; here they are known only where they are tested.
+# Importing the example registers its blueprints for the whole process; other tests must not see them.
 unregister_blueprint("cross", "feature_map")
 unregister_blueprint("remember", "tokens")
 
@@ -22,32 +24,37 @@ TOKENS = ["attention", "norm", "lora", "lora_large", "mlp_small", "mlp", "flex_a
 
 
 @pytest.mark.parametrize("case", contract("feature_map") + contract("tokens") + contract("features"))
-def test_every_blueprint(case: Case) -> None:
-    keeps_the_contract(case)
+def test_blueprint_keeps_the_contract(case: Case) -> None:
+    check_contract(case)
 
 
 @pytest.mark.parametrize("style", range(4))
-def test_a_copy_keeps_the_contract_but_for_zero_at_birth(style: int) -> None:
-    keeps_the_contract(Case("stack", style, "tokens", 8), born_at_zero=False)
+def test_stack_keeps_the_contract_except_zero_at_birth(style: int) -> None:
+    check_contract(Case("stack", style, "tokens", 8), born_at_zero=False)
 
 
-def test_every_two_of_blueprint_style_host_and_width_meet() -> None:
-    hosts = {"feature_map": {"images", "images_batch"}, "tokens": {"tokens"}, "features": {"features"}}
+def test_matrix_has_every_blueprint_style_and_host_and_every_width_with_each_of_them() -> None:
+    hosts = {
+        "feature_map": {"images", "images_batch", "plain_images"},
+        "tokens": {"tokens", "plain_tokens"},
+        "features": {"features", "plain_features"},
+    }
     for topology, names in (("feature_map", FEATURE_MAP), ("tokens", TOKENS), ("features", FEATURES)):
         assert [spec.name for spec in specs_for(topology) if not spec.copies] == names
         assert [spec.name for spec in specs_for(topology) if spec.copies] == ["stack"]
         axes = (names, range(4), hosts[topology], (4, 8, 16, 32))
         cases = [parameter.values[0] for parameter in contract(topology)]
         rows = {(case.blueprint, case.style, case.kind, case.width) for case in cases}
+        assert {row[:3] for row in rows} == set(product(*axes[:3]))
         for (i, one), (j, other) in combinations(enumerate(axes), 2):
             assert {(row[i], row[j]) for row in rows} == set(product(one, other))
 
 
-# --- a user's own blueprint -------------------------------------------------------------------
+# --- blueprints of users ----------------------------------------------------------------------
 
 
 class Regularised(nn.Sequential):
-    """Statistics and dropout of its own, so its last layer starts at zero and the others start slowly."""
+    """Batch normalisation and dropout before a last layer of zeros; the layers before it start slowly."""
 
     def __init__(self, width: int, bias: bool = False) -> None:
         first, last = nn.Conv2d(width, width, 1, bias=bias), nn.Conv2d(width, width, 1)
@@ -57,39 +64,41 @@ class Regularised(nn.Sequential):
 
 
 @pytest.mark.parametrize("case", contract("feature_map", ["cross"]) + contract("tokens", ["remember"]))
-def test_the_examples_blueprints(case: Case) -> None:
+def test_blueprint_of_the_example_keeps_the_contract(case: Case) -> None:
     with registered("cross", own_blueprint.Cross), registered("remember", own_blueprint.Remember, "tokens"):
-        keeps_the_contract(case)
+        check_contract(case)
 
 
 @pytest.mark.parametrize("case", contract("feature_map", ["regularised"], widths=[4]))
-def test_a_users_blueprint_with_statistics_and_dropout(case: Case) -> None:
+def test_blueprint_with_batch_norm_and_dropout_keeps_the_contract(case: Case) -> None:
     with registered("regularised", Regularised):
-        keeps_the_contract(case, alive=False)
+        check_contract(case, alive=False)
 
 
-def test_the_rule_of_episode_finds_a_dead_tensor() -> None:
-    # A bias in front of a batch norm is subtracted again: its gradient is zero by mathematics.
+def test_contract_names_a_tensor_without_gradient() -> None:
+    # A batch norm subtracts the bias of the layer before it, so the gradient of that bias is exactly zero.
     case = Case("regularised", 0, "images", 8)
-    dead = pytest.raises(AssertionError, match=r"dead \(incubating, shadow\): seed\.0\.bias")
+    dead = pytest.raises(AssertionError, match=r"dead \(incubating\): seed\.0\.bias")
     with registered("regularised", lambda width: Regularised(width, bias=True)), dead:
-        incubates(case, "shadow")
+        check_incubation(case)
 
 
-# --- the same for users, in one call ----------------------------------------------------------
+# --- check_blueprint --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "topology"), [("conv_heavy", "feature_map"), ("attention", "tokens"), ("mlp", "features")]
 )
-def test_built_in_blueprints_pass_the_check(name: str, topology: Topology) -> None:
+def test_check_blueprint_accepts_built_in_blueprints_and_keeps_the_random_state(
+    name: str, topology: Topology
+) -> None:
     position = torch.get_rng_state()
     check_blueprint(name, topology, width=4)
     assert torch.equal(torch.get_rng_state(), position)
 
 
 class Rectified(nn.Sequential):
-    """Zero at birth and for ever: no gradient passes a ReLU of zeros."""
+    """A seed that stays zero: no gradient passes a ReLU of zeros."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(width, width), nn.ReLU())
@@ -97,19 +106,21 @@ class Rectified(nn.Sequential):
             nn.init.zeros_(weight)
 
 
-class Gossip(Mirrored):
-    """Every token hears of all."""
+class Acausal(Mirrored):
+    """A seed whose output at each token depends on all tokens."""
 
     def __init__(self, width: int) -> None:
-        super().__init__(Everyone(), nn.Linear(width, width))
+        super().__init__(AddMean(), nn.Linear(width, width))
 
 
-class Everyone(nn.Module):
+class AddMean(nn.Module):
+    """Adds the mean over the tokens."""
+
     def forward(self, h: Tensor) -> Tensor:
         return h + h.mean(dim=1, keepdim=True)
 
 
-def test_the_check_names_what_is_dead_and_where() -> None:
+def test_check_blueprint_names_tensors_without_gradient() -> None:
     sentence = (
         r"blueprint 'odd' is not alive at width 4 \(linear_add, TRAINING\): the second backward gives no"
         r" gradient worth the name to seed\.0\.weight, seed\.0\.bias\. Make it an esper\.kasmina\.Mirrored"
@@ -118,8 +129,8 @@ def test_the_check_names_what_is_dead_and_where() -> None:
         check_blueprint("odd", "tokens", width=4)
 
 
-def test_the_check_asks_for_causality_unless_told_otherwise_and_for_a_width_that_fits() -> None:
-    with registered("odd", Gossip, "tokens"):
+def test_check_blueprint_requires_causality_unless_disabled_and_a_width_that_fits() -> None:
+    with registered("odd", Acausal, "tokens"):
         with pytest.raises(BlueprintError, match=r"blueprint 'odd' lets a token see later ones\. Mask them"):
             check_blueprint("odd", "tokens")
         check_blueprint("odd", "tokens", causal=False)

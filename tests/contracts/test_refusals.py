@@ -1,3 +1,5 @@
+"""Refusals of blueprints, slots and names: one sentence each, and nothing has changed afterwards."""
+
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -26,7 +28,7 @@ Build = Callable[[int], nn.Module]
 
 
 class Odd(nn.Module):
-    """One layer, and something wrong with what becomes of its output."""
+    """One layer, and a function that does something wrong with it."""
 
     def __init__(self, layer: nn.Module, forward: Callable[[nn.Module, Tensor], object]) -> None:
         super().__init__()
@@ -37,16 +39,17 @@ class Odd(nn.Module):
 
 
 def odd(forward: Callable[[nn.Module, Tensor], object]) -> Build:
+    """Return a blueprint of a 1×1 convolution and a wrong ``forward``."""
     return lambda width: Odd(nn.Conv2d(width, width, 1), forward)
 
 
-loud = odd(lambda layer, h: h + 0 * layer(h))
-"""A delta of h at birth; the tests' probe reaches from −1 to 1."""
+non_zero = odd(lambda layer, h: h + 0 * layer(h))
+"""Returns its input as delta; the features of the check at birth reach from −1 to 1."""
 undefined = odd(lambda layer, h: 0 * layer(h) / 0)
 two_results = odd(lambda layer, h: (h, h))
-loud_in_evaluation = odd(lambda layer, h: layer(h) * (0.0 if layer.training else 1.0))
+non_zero_in_evaluation = odd(lambda layer, h: layer(h) * (0.0 if layer.training else 1.0))
 overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
-"""Its delta is zero, but the host goes on with features that it has rectified."""
+"""Returns a delta of zero, but rectifies the host's features in place."""
 
 
 @pytest.mark.parametrize(
@@ -56,28 +59,29 @@ overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
         (two_results, r"blueprint 'odd' must keep the shape of its input \(2, 4, 4, 4\); it returned tuple"),
         (undefined, "blueprint 'odd' returned a non-finite delta at birth; look for a division by zero"),
         (overwriting, "blueprint 'odd' changes its input in place, .* features; leave out inplace=True"),
-        (loud_in_evaluation, "blueprint 'odd' must return a delta of exactly zero at birth"),
-        (loud, r"zero at birth; its largest value is 1\. Make it an esper\.kasmina\.Mirrored or start its"),
+        (non_zero_in_evaluation, "blueprint 'odd' must return a delta of exactly zero at birth"),
+        (
+            non_zero,
+            r"zero at birth; its largest value is 1\. Make it an esper\.kasmina\.Mirrored or start its",
+        ),
         (lambda width: nn.GroupNorm(1, width), "must return a delta of exactly zero at birth"),
         (lambda width: nn.Conv2d(width + 1, width, 1), r"of shape \(4, 4, 4\): .*expected input"),
-        (lambda width: nn.Threshold(9.0, 0.0), r"of shape \(4, 4, 4\): optimizer got an empty parameter"),
+        (lambda width: nn.Threshold(9.0, 0.0), "'odd' has no parameters, so its seed could not learn"),
         (lambda width: nn.GroupNorm(3, width), r"'odd' fails on features of shape \(4, 4, 4\): .*divisible"),
     ],
 )
-def test_a_blueprint_that_does_not_fit_is_refused_and_the_slot_stays_empty(
-    build: Build, sentence: str
-) -> None:
+def test_refused_blueprint_changes_nothing_and_another_seed_can_follow(build: Build, sentence: str) -> None:
     trial = begin("images", 4)
     before = everything(trial)
     with registered("odd", build), pytest.raises(BlueprintError, match=sentence):
         germinate(trial.model, "odd", style=0)
     assert_as_before(trial, before)
-    assert germinate(trial.model, "conv_light", style=0).succeeded, "the next seed is welcome"
+    assert germinate(trial.model, "conv_light", style=0).succeeded
 
 
 def everything(trial: Trial) -> dict[str, Tensor]:
-    """All that a refusal must leave alone: weights, optimiser, table, random states, the outputs."""
-    # As bytes: a measurement that nobody made is NaN, which equals nothing.
+    """Return weights, optimiser state, slot table, random states and outputs."""
+    # As bytes, because missing measurements are NaN.
     arrays = {name: bytearray(array.tobytes()) for name, array in trial.model.table.arrays().items()}
     table = {f"table.{name}": torch.frombuffer(a, dtype=torch.uint8) for name, a in arrays.items()}
     outputs = dict(zip(("evaluated", "trained"), trial.outputs(), strict=True))
@@ -86,7 +90,8 @@ def everything(trial: Trial) -> dict[str, Tensor]:
 
 def assert_as_before(trial: Trial, before: dict[str, Tensor]) -> None:
     slot = trial.model.slot(SLOT)
-    assert (slot.seed, slot.gate, slot.optimiser) == (None, None, None)
+    assert (slot.graft, slot.handle, trial.model.seed_parameters(SLOT)) == (None, None, [])
+    assert len(trial.optimiser.param_groups) == 1
     assert_same(everything(trial), before)
 
 
@@ -95,7 +100,7 @@ def assert_as_before(trial: Trial, before: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("name", ["attention", "flex_attention"])
 @pytest.mark.parametrize("width", [1, 6, 9])
-def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_has_changed(
+def test_attention_is_refused_and_nothing_changes_if_its_heads_do_not_divide_the_width(
     name: str, width: int
 ) -> None:
     trial = begin("tokens", width)
@@ -110,7 +115,7 @@ def test_heads_that_do_not_divide_the_width_are_refused_and_nothing_has_changed(
 
 
 class Widening(Host):
-    """Tokens of six features, then of eight."""
+    """A host for tokens whose slots are six and eight features wide."""
 
     topology = "tokens"
     slot_config = SlotConfig.of_count(2)
@@ -122,7 +127,7 @@ class Widening(Host):
         self.segments = nn.ModuleList(layers)
 
 
-def test_a_blueprint_that_fits_no_slot_or_another_one_is_refused_by_name() -> None:
+def test_blueprint_is_not_selectable_if_it_fits_no_slot_and_unfit_where_only_another_slot_fits() -> None:
     nowhere = begin("tokens", 6)
     space = nowhere.model.action_space
     names = [space.blueprint_names[index] for index in space.blueprints]
@@ -140,22 +145,22 @@ def test_a_blueprint_that_fits_no_slot_or_another_one_is_refused_by_name() -> No
     assert germinate(model, "attention", 0, slot=1).succeeded
 
 
-def test_a_user_says_which_widths_fit() -> None:
-    with registered("pairs", loud, multiple_of=2):
+def test_multiple_of_restricts_a_blueprint_to_fitting_widths() -> None:
+    with registered("pairs", non_zero, multiple_of=2):
         spec = blueprint_named("pairs", "feature_map")
         assert [width for width in range(1, 7) if spec.fits(width)] == [2, 4, 6]
         assert spec.index not in begin("images", 9).model.action_space.blueprints
-    assert all(spec.fits(7) for spec in specs_for("feature_map")), "built-in ones fit every feature map"
+    assert all(spec.fits(7) for spec in specs_for("feature_map")), "built-in blueprints fit every feature map"
     with pytest.raises(
         BlueprintError, match=r"multiple_of must be 1 or more; blueprint 'none' has 0\. Leave it out"
     ):
-        register_blueprint("none", topology="feature_map", multiple_of=0)(loud)
+        register_blueprint("none", topology="feature_map", multiple_of=0)(non_zero)
 
 
 # --- slots and names ----------------------------------------------------------------------------
 
 
-def test_an_occupied_slot_takes_no_second_seed_and_none_comes_before_the_hosts_optimiser() -> None:
+def test_germination_is_refused_in_an_occupied_slot_and_without_an_optimiser() -> None:
     trial = planted(Case("conv_light", 0, "images", 4))
     first = trial.model.slot(SLOT).seed
     with pytest.raises(SlotError, match="slot r0c0 holds a seed already; prune it before the next one"):
@@ -166,27 +171,27 @@ def test_an_occupied_slot_takes_no_second_seed_and_none_comes_before_the_hosts_o
         model.germinate(SLOT, 1, 0)
 
 
-def test_a_name_is_registered_once() -> None:
+def test_blueprint_name_is_refused_if_its_topology_has_it_already() -> None:
     with pytest.raises(
         BlueprintError,
         match=r"blueprint 'norm' is registered for feature_map already; choose another name"
         r" \(taken: attention, bottleneck, conv_heavy, conv_light, conv_small, depthwise, norm, stack\)",
     ):
-        register_blueprint("norm", topology="feature_map")(loud)
-    with registered("mine", loud):
+        register_blueprint("norm", topology="feature_map")(non_zero)
+    with registered("mine", non_zero):
         with pytest.raises(BlueprintError, match="blueprint 'mine' is registered for feature_map already"):
             register_blueprint("mine", topology="feature_map")(two_results)
-        assert blueprint_named("mine", "feature_map").build is loud, "the first one stays"
-        with registered("mine", loud, "tokens"):
-            assert "mine" in names_for("tokens"), "tokens have names of their own"
+        assert blueprint_named("mine", "feature_map").build is non_zero, "the first one is kept"
+        with registered("mine", non_zero, "tokens"):
+            assert "mine" in names_for("tokens"), "each topology has its own names"
     assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [8, 8]
 
 
-def test_a_users_blueprints_take_the_indices_that_their_topology_leaves_free() -> None:
-    # Of 13 indices feature maps reserve NOOP and seven built-in ones, and stack takes one more.
+def test_user_blueprints_take_the_free_indices_of_their_topology_until_none_is_left() -> None:
+    # Of 13 indices, feature maps use NOOP, seven for built-in blueprints and one for stack.
     with ExitStack() as own:
         for letter in "abcd":
-            own.enter_context(registered(letter, loud))
+            own.enter_context(registered(letter, non_zero))
         assert names_for("feature_map")[8:] == ("stack", "a", "b", "c", "d")
         assert names_for("tokens")[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
         with pytest.raises(
@@ -194,21 +199,21 @@ def test_a_users_blueprints_take_the_indices_that_their_topology_leaves_free() -
             match=r"no action index is left for blueprint 'f': feature_map hosts take at most 5 blueprints"
             r" of a user's own; unregister one first",
         ):
-            own.enter_context(registered("f", loud))
+            own.enter_context(registered("f", non_zero))
     assert len(specs_for("feature_map")) == 8
 
 
-def test_a_built_in_name_keeps_its_own_index() -> None:
+def test_built_in_name_gets_its_own_index_when_it_is_registered_again() -> None:
     built_in = blueprint_named("bottleneck", "feature_map")
     unregister_blueprint("bottleneck", "feature_map")
     try:
-        with registered("mine", loud), registered("bottleneck", loud):
+        with registered("mine", non_zero), registered("bottleneck", non_zero):
             assert [blueprint_named(name, "feature_map").index for name in ("mine", "bottleneck")] == [9, 5]
     finally:
         register_blueprint("bottleneck", topology="feature_map")(built_in.build)
 
 
-def test_unknown_names_are_met_with_near_ones() -> None:
+def test_unknown_blueprints_and_topologies_are_refused_with_similar_names() -> None:
     with pytest.raises(
         UnknownNameError,
         match=r"unknown blueprint for feature_map hosts 'conv_lite'; did you mean conv_light or conv_small",
@@ -217,7 +222,7 @@ def test_unknown_names_are_met_with_near_ones() -> None:
     with pytest.raises(
         UnknownNameError, match=r"unknown topology 'feature_maps'; did you mean feature_map or features\?"
     ):
-        register_blueprint("mine", topology="feature_maps")(loud)  # type: ignore[arg-type]
+        register_blueprint("mine", topology="feature_maps")(non_zero)  # type: ignore[arg-type]
     trial = begin("images", 4)
-    with pytest.raises(BlueprintError, match=r"no blueprint has index 0 on feature_map hosts; there are 1"):
+    with pytest.raises(UnknownNameError, match="unknown blueprint for feature_map hosts 'noop'"):
         trial.model.germinate(SLOT, 0, 0)

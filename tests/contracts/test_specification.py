@@ -1,4 +1,4 @@
-"""Every name that the specification says can be imported, imported and used as it is written there."""
+"""Import and use every name that the specification lists as importable."""
 
 import torch
 
@@ -53,7 +53,7 @@ from tests.tolaria.building import tiny_task
 SPACE = space_of(3)
 
 
-def test_actions() -> None:
+def test_action_constants_and_factored_actions_match_the_specification() -> None:
     sizes = (NUM_OPS, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO, NUM_STAGES, BLUEPRINT_NULL_INDEX)
     assert sizes == (6, 13, 4, 3, 10, 13)
     assert (DEFAULT_BLUEPRINT_EMBED_DIM, DEFAULT_FEATURE_DIM, DEFAULT_LSTM_HIDDEN_DIM) == (4, 256, 256)
@@ -71,7 +71,7 @@ def test_actions() -> None:
     assert not hasattr(factored_actions, "Op")
 
 
-def test_slots_legality_and_reports() -> None:
+def test_default_slots_legality_and_reports_match_the_specification() -> None:
     slots = SlotConfig.default()
     assert slots.slot_ids == ("r0c0", "r0c1", "r0c2")
     table = SlotTable.empty(1, 3)
@@ -81,7 +81,7 @@ def test_slots_legality_and_reports() -> None:
     assert unknown == (None, None, None)
 
 
-def test_observation_and_policy() -> None:
+def test_observation_and_policy_have_the_specified_shapes() -> None:
     slots, table = SlotConfig.default(), SlotTable.empty(2, 3)
     signals = signals_of(2)
     assert isinstance(signals, TrainingSignals)
@@ -104,7 +104,7 @@ def test_observation_and_policy() -> None:
     assert MaskedCategorical(torch.zeros(4), torch.tensor([True, True, False, False])).entropy() == 1.0
 
 
-def test_minibatches_of_several_environments() -> None:
+def test_shared_batch_iterator_yields_a_minibatch_of_each_environment() -> None:
     vector = SerialVector(tiny_task(batches_per_epoch=2), rng_seed=0, env_indices=(0, 1))
     vector.reset()
     for env in vector.envs:
@@ -113,7 +113,7 @@ def test_minibatches_of_several_environments() -> None:
     assert [[found.inputs.shape for found in batch] for batch in batches] == [[(32, 1, 8, 8)] * 2] * 2
 
 
-def test_rollouts_hosts_and_seeds() -> None:
+def test_rollout_buffer_diagnostic_hosts_and_harvest_can_be_used() -> None:
     buffer = TamiyoRolloutBuffer(num_envs=2, num_steps=5, state_dim=121, num_slots=3, hidden_dim=8)
     assert buffer.get_batched_sequences()[0].shape == (2, 5, 121)
     assert (

@@ -1,3 +1,5 @@
+"""Alpha curves and ramps."""
+
 from itertools import pairwise, product
 
 import pytest
@@ -18,7 +20,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("curve", AlphaCurve)
-def test_a_curve_runs_from_0_to_1_through_the_middle_and_literal_heights(curve: AlphaCurve) -> None:
+def test_curve_runs_from_0_to_1_through_literal_values(curve: AlphaCurve) -> None:
     assert [alpha.curve_value(curve, progress) for progress in (-1.0, 0.0, 1.0, 2.0)] == [0.0, 0.0, 1.0, 1.0]
     assert alpha.curve_value(curve, 0.5) == pytest.approx(0.5, abs=1e-12)
     found = (alpha.curve_value(curve, 0.25), alpha.curve_value(curve, 0.4))
@@ -26,7 +28,7 @@ def test_a_curve_runs_from_0_to_1_through_the_middle_and_literal_heights(curve: 
 
 
 def ramp(curve: AlphaCurve, epochs: int, start: float, target: float) -> list[float]:
-    """Alpha of the epochs of one ramp."""
+    """Return alpha in each epoch of one ramp."""
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.BLENDING
     table.alpha[0, 0] = start
@@ -41,21 +43,21 @@ def ramp(curve: AlphaCurve, epochs: int, start: float, target: float) -> list[fl
 
 @pytest.mark.parametrize(("curve", "epochs"), EVERY_RAMP)
 @pytest.mark.parametrize(("start", "target"), [(0.0, 1.0), (0.0, 0.5), (0.5, 0.7), (1.0, 0.7), (1.0, 0.0)])
-def test_every_ramp_spends_its_epochs_and_ends_exactly_on_target(
+def test_ramp_is_monotonic_lasts_its_epochs_and_ends_exactly_on_target(
     curve: AlphaCurve, epochs: int, start: float, target: float
 ) -> None:
     seen = ramp(curve, epochs, start, target)
-    assert len(seen) == max(epochs, 1), "INSTANT is there in its first epoch"
+    assert len(seen) == max(epochs, 1), "an INSTANT ramp ends in its first epoch"
     assert seen[-1] == target
     rising = 1 if target > start else -1
     assert all(rising * low < rising * high for low, high in pairwise([start, *seen]))
 
 
-def test_literal_ramps() -> None:
+def test_ramps_have_literal_values() -> None:
     assert ramp(AlphaCurve.LINEAR, 3, 0.0, 1.0) == pytest.approx([1 / 3, 2 / 3, 1.0])
     assert ramp(AlphaCurve.LINEAR, 5, 0.5, 1.0) == pytest.approx([0.6, 0.7, 0.8, 0.9, 1.0])
     # (1 − cos(π/3)) / 2 = 0.25
     assert ramp(AlphaCurve.COSINE, 3, 0.0, 1.0) == pytest.approx([0.25, 0.75, 1.0])
     assert ramp(AlphaCurve.COSINE, 3, 1.0, 0.5) == pytest.approx([0.875, 0.625, 0.5])
     assert ramp(AlphaCurve.SIGMOID_SHARP, 0, 0.3, 0.7) == [0.7]
-    assert ramp(AlphaCurve.LINEAR, 8, 0.7, 0.7) == [0.7], "to where alpha is, it takes no time"
+    assert ramp(AlphaCurve.LINEAR, 8, 0.7, 0.7) == [0.7], "a ramp to the present alpha lasts one epoch"

@@ -1,3 +1,5 @@
+"""Gates G0 to G5 of the lifecycle."""
+
 import math
 
 import pytest
@@ -13,6 +15,7 @@ SPACE = ActionSpace(SlotConfig.of_count(2), RULES, (1, 3), ("noop", "light", "no
 
 
 def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) -> SlotTable:
+    """Return a table with one incubating seed and its measured gradients."""
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.TRAINING
     table.epochs_in_stage[0, 0] = epochs
@@ -33,19 +36,19 @@ def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) 
         (5, 99, ("slot_known", "blueprint_selectable")),
     ],
 )
-def test_g0_knows_slots_and_blueprints(slot: int, blueprint: int, failed: tuple[str, ...]) -> None:
+def test_g0_checks_slot_blueprint_and_fit(slot: int, blueprint: int, failed: tuple[str, ...]) -> None:
     verdict = gates.g0_valid(SPACE, slot, blueprint)
     assert (verdict.gate, verdict.failed, verdict.ok) == ("G0", failed, not failed)
     assert set(verdict.passed) == {"slot_known", "blueprint_selectable", "blueprint_fits"} - set(failed)
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_g1_asks_for_a_seed_that_waits(stage: Stage) -> None:
+def test_g1_is_open_in_stage_germinated_only(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = stage
     verdict = gates.g1_germinated(table, 0, 0, RULES)
-    waits = stage is Stage.GERMINATED
-    assert verdict == ("G1", ("stage_germinated",) if waits else (), () if waits else ("stage_germinated",))
+    check = ("stage_germinated",)
+    assert verdict == (("G1", check, ()) if stage is Stage.GERMINATED else ("G1", (), check))
 
 
 @pytest.mark.parametrize(
@@ -59,13 +62,13 @@ def test_g1_asks_for_a_seed_that_waits(stage: Stage) -> None:
         (incubated(epochs=0, health=0.0, exploding=True), ("epochs", "health", "not_exploding")),
     ],
 )
-def test_g2_asks_for_time_and_healthy_gradients(table: SlotTable, failed: tuple[str, ...]) -> None:
+def test_g2_requires_epochs_and_healthy_gradients(table: SlotTable, failed: tuple[str, ...]) -> None:
     verdict = gates.g2_trained(table, 0, 0, RULES)
     assert (verdict.gate, verdict.failed) == ("G2", failed)
     assert set(verdict.passed) == {"epochs", "health_measured", "health", "not_exploding"} - set(failed)
 
 
-def test_g2_takes_unmeasured_for_unhealthy_and_measures_nothing_where_nothing_incubates() -> None:
+def test_g2_fails_without_measured_gradients_unless_there_is_no_incubation() -> None:
     table = SlotTable.empty(1, 1)
     table.epochs_in_stage[0, 0] = 9
     verdict = gates.g2_trained(table, 0, 0, RULES)
@@ -83,7 +86,7 @@ def test_g2_takes_unmeasured_for_unhealthy_and_measures_nothing_where_nothing_in
         (0.5, 0, ("target_full", "target_reached")),
     ],
 )
-def test_g3_asks_for_full_alpha(target: float, elapsed: int, failed: tuple[str, ...]) -> None:
+def test_g3_requires_full_alpha(target: float, elapsed: int, failed: tuple[str, ...]) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.BLENDING
     table.alpha_target[0, 0], table.ramp_epochs[0, 0], table.ramp_elapsed[0, 0] = target, 3, elapsed
@@ -103,7 +106,7 @@ def test_g3_asks_for_full_alpha(target: float, elapsed: int, failed: tuple[str, 
         (5.0, math.nan, True, (), ("contribution_lower_bound",)),
     ],
 )
-def test_g5_asks_for_a_measurement_and_if_strict_for_its_lower_bound(
+def test_g5_requires_finite_weights_and_a_contribution_and_if_strict_its_lower_bound(
     contribution: float, error: float, finite: bool, failed: Checks, failed_if_strict: Checks
 ) -> None:
     table = SlotTable.empty(1, 1)

@@ -1,3 +1,5 @@
+"""Blend operators and gates."""
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,7 @@ DELTA = torch.tensor([[[[0.5, 0.5]]]])
 
 
 class Constant(nn.Module):
-    """A seed that returns the same delta whatever it sees."""
+    """A seed with a constant delta."""
 
     def __init__(self, delta: Tensor) -> None:
         super().__init__()
@@ -21,6 +23,8 @@ class Constant(nn.Module):
 
 
 class HalfOpen(nn.Module):
+    """A gate with opening 0.5 everywhere."""
+
     def forward(self, h: Tensor) -> Tensor:
         return torch.full_like(h[:, :1], 0.5)
 
@@ -33,19 +37,19 @@ class HalfOpen(nn.Module):
         (BlendOperator.GATE, [0.25, 0.25]),
     ],
 )
-def test_what_full_alpha_adds(operator: BlendOperator, expected: list[float]) -> None:
+def test_change_of_each_operator_at_full_alpha(operator: BlendOperator, expected: list[float]) -> None:
     change = blend.change(
         operator, H, Constant(DELTA), HalfOpen() if operator is BlendOperator.GATE else None
     )
     torch.testing.assert_close(change, torch.tensor([[[expected]]]))
 
 
-def test_a_multiplied_change_never_leaves_the_features_size() -> None:
+def test_multiplied_change_is_never_larger_than_the_features() -> None:
     change = blend.change(BlendOperator.MULTIPLY, H, Constant(torch.tensor([[[[1e9, -1e9]]]])), None)
     assert change.flatten().tolist() == [1.0, 2.0]
 
 
-def test_a_gate_opens_per_position_and_starts_mostly_open() -> None:
+def test_gate_has_one_opening_per_position_and_starts_at_sigmoid_1() -> None:
     gate = blend.Gate(3, "feature_map")
     opening = gate(torch.randn(2, 3, 4, 5))
     assert opening.shape == (2, 1, 4, 5)
@@ -56,10 +60,8 @@ def test_a_gate_opens_per_position_and_starts_mostly_open() -> None:
 
 
 @pytest.mark.parametrize("operator", BlendOperator)
-def test_a_seed_gets_an_input_that_wants_a_gradient_and_the_features_stay_as_they_were(
-    operator: BlendOperator,
-) -> None:
-    # A channels_last group norm with weights ends the process in backward otherwise (torch 2.13).
+def test_seed_input_requires_a_gradient_and_the_features_are_unchanged(operator: BlendOperator) -> None:
+    # Otherwise the backward pass of a channels_last group norm crashes the process (torch 2.13).
     seen: list[bool] = []
     seed = nn.Identity()
     seed.register_forward_hook(lambda _seed, args, _delta: seen.append(args[0].requires_grad))
@@ -69,4 +71,4 @@ def test_a_seed_gets_an_input_that_wants_a_gradient_and_the_features_stay_as_the
         assert features.requires_grad == wanted
     with torch.no_grad():
         blend.change(operator, H, seed, HalfOpen())
-    assert seen == [True, True, False], "nobody asks where gradients are off"
+    assert seen == [True, True, False], "no gradient is required under no_grad"

@@ -1,3 +1,5 @@
+"""Gradient health of a seed from the norms of its gradients."""
+
 import math
 
 import pytest
@@ -21,12 +23,14 @@ from esper.kasmina.health import statistics_of
         ([0.0, 3.0, 4.0, 12.0], (13.0, 0.675, True, True)),
     ],
 )
-def test_literal_cases(norms: list[float], expected: tuple[float, float, bool, bool]) -> None:
+def test_statistics_of_literal_gradient_norms(
+    norms: list[float], expected: tuple[float, float, bool, bool]
+) -> None:
     assert statistics_of(torch.tensor(norms)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_has_no_health(bad: float) -> None:
+def test_health_is_0_and_exploding_if_a_gradient_is_not_finite(bad: float) -> None:
     norm, health, vanishing, exploding = statistics_of(torch.tensor([1.0, bad, 1.0, 1.0]))
     assert not math.isfinite(norm)
     assert (health, vanishing, exploding) == (0.0, False, True)

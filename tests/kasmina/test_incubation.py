@@ -1,3 +1,5 @@
+"""Training of seeds on the shadow branch: what they learn from, and what they leave unchanged."""
+
 import math
 from collections.abc import Callable
 
@@ -7,11 +9,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import Host, MorphogeneticModel
-from esper.kasmina.network import shadow_size
-from esper.leyline import LifecycleRules, SlotConfig
-from esper.leyline.rules import IncubationMode
-from tests.contracts.hosts import TOKENS, VOCABULARY
+from esper.kasmina.incubation import shadow_loss
+from esper.kasmina.network import slot_streams
+from esper.kasmina.sites import find_sites
+from esper.kasmina.slot import shadow_size
+from esper.leyline import LifecycleRules, SlotConfig, Stage, Style
+from esper.tolaria.minibatch import train_batch
+from tests.contracts.hosts import CLASSES, TOKENS, VOCABULARY
 from tests.contracts.matrix import (
+    CLIP,
     IMAGES,
     INPUT_SHAPE,
     SLOT,
@@ -22,39 +28,30 @@ from tests.contracts.matrix import (
     batch,
     begin,
     germinate,
+    loss,
     planted,
     registered,
     restart,
     twin_after,
 )
+from tests.kasmina.seed_episodes import DropoutSeed, zero
 
 host_kinds = pytest.mark.parametrize("kind", IMAGES)
+SEGMENTED: tuple[Kind, ...] = ("images", "images_batch")
 
 
-def _zero(layer: nn.Conv2d) -> nn.Conv2d:
-    nn.init.zeros_(layer.weight)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-class Dropping(nn.Sequential):
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Dropout(0.5), _zero(nn.Conv2d(width, width, 1)))
-
-
-class DroppingByFunction(nn.Module):
-    """No dropout layer to be found among its modules."""
+class FunctionalDropoutSeed(nn.Module):
+    """A seed that draws random numbers without a dropout module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.last = _zero(nn.Conv2d(width, width, 1))
+        self.last = zero(nn.Conv2d(width, width, 1))
 
     def forward(self, h: Tensor) -> Tensor:
         return self.last(F.dropout(h, 0.5, self.training))
 
 
-dropping = pytest.mark.parametrize("build", [Dropping, DroppingByFunction])
+dropout_seeds = pytest.mark.parametrize("build", [DropoutSeed, FunctionalDropoutSeed])
 Build = Callable[[int], nn.Module]
 
 
@@ -64,11 +61,11 @@ Build = Callable[[int], nn.Module]
 @pytest.mark.parametrize(
     ("samples", "kept"), [(1, 1), (16, 16), (32, 32), (33, 32), (128, 32), (129, 33), (200, 50), (1000, 250)]
 )
-def test_a_quarter_of_the_batch_and_at_least_32_samples(samples: int, kept: int) -> None:
+def test_shadow_batch_is_a_quarter_of_the_batch_and_at_least_32_samples(samples: int, kept: int) -> None:
     assert shadow_size(samples) == kept
 
 
-def test_the_features_at_the_slot_are_kept() -> None:
+def test_training_pass_keeps_detached_features_of_the_shadow_batch_at_the_slot() -> None:
     trial = planted(Case("conv_light", 0, "images", 4))
     x = torch.randn(200, *INPUT_SHAPE)
     restart(0)
@@ -81,25 +78,49 @@ def test_the_features_at_the_slot_are_kept() -> None:
         trial.model.captured(1)
 
 
-@host_kinds
-def test_nobody_listens_in_evaluation(kind: Kind) -> None:
+class InPlace(Host):
+    """A host that overwrites the features at its slot."""
+
+    topology = "features"
+    slot_config = SlotConfig.of_count(1)
+    feature_shapes = ((8,),)
+
+    def __init__(self) -> None:
+        super().__init__()
+        last = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, CLASSES))
+        self.segments = nn.ModuleList([nn.Linear(6, 8), last])
+
+
+def test_kept_features_are_not_overwritten_by_an_in_place_activation_downstream() -> None:
+    model = MorphogeneticModel(InPlace(), LifecycleRules(2))
+    model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
+    germinate(model, "mlp", Style.LINEAR_ADD)
+    x, _ = batch(0, "features")
+    model.train()(x)
+    assert (model.captured(SLOT) < 0).any()
+    assert torch.equal(model.captured(SLOT), model.host.segments[0](x))
+
+
+@pytest.mark.parametrize("kind", SEGMENTED)
+def test_evaluation_pass_keeps_no_features(kind: Kind) -> None:
     trial = planted(Case("conv_light", 0, kind, 4))
     trial.model.eval()(batch(0)[0])
     with pytest.raises(RuntimeError, match="no pass has kept features"):
         trial.model.captured(SLOT)
 
 
-# --- what a seed learns -----------------------------------------------------------------------------
+# --- non-finite seeds -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_broken_statistics_of_a_seed_are_found_too(bad: float) -> None:
+@host_kinds
+def test_non_finite_running_statistics_of_a_seed_are_reported(kind: Kind, bad: float) -> None:
     class Normalised(nn.Sequential):
         def __init__(self, width: int) -> None:
-            super().__init__(nn.BatchNorm2d(width), _zero(nn.Conv2d(width, width, 1)))
+            super().__init__(nn.BatchNorm2d(width), zero(nn.Conv2d(width, width, 1)))
 
     with registered("normalised", Normalised):
-        trial = planted(Case("normalised", 0, "images", 4))
+        trial = planted(Case("normalised", 0, kind, 4))
     slot = trial.model.slot(SLOT)
     assert slot.is_finite
     for name, buffer in slot.named_buffers():
@@ -109,36 +130,36 @@ def test_broken_statistics_of_a_seed_are_found_too(bad: float) -> None:
     assert trial.train(1)[0].broken == [SLOT]
 
 
-@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
-def test_a_seed_whose_gradient_overflows_costs_the_host_nothing(incubation: IncubationMode) -> None:
-    trial = planted(Case("conv_small", 0, "images", 4), incubation=incubation)
+@host_kinds
+def test_overflowing_gradient_of_a_seed_leaves_the_host_unchanged(kind: Kind) -> None:
+    trial = planted(Case("conv_small", 0, kind, 4))
     with torch.no_grad():
-        # The delta stays small, and so does the loss; squares of the first layer's gradient pass 1e38.
+        # Delta and loss stay small; the squared gradient of the first layer overflows float32.
         trial.seed_weights["seed.one.0.weight"].fill_(1e-22)
         trial.seed_weights["seed.one.0.bias"].zero_()
         trial.seed_weights["seed.one.2.weight"].fill_(1e22)
-    (facts,) = trial.train(1)
-    assert (facts.broken, facts.skipped) == ([SLOT], False)
-    assert_same(trial.snapshot(), twin_after("images", 4, 1))
+    [result] = trial.train(1)
+    assert (result.broken, result.skipped) == ([SLOT], False)
+    assert_same(trial.snapshot(), twin_after(kind, 4, 1))
 
 
-# --- whose random numbers -----------------------------------------------------------------------------
+# --- random numbers -----------------------------------------------------------------------------------
 
 
-@dropping
+@dropout_seeds
 @host_kinds
-def test_dropout_of_a_seed_draws_from_the_slots_own_stream(kind: Kind, build: Build) -> None:
+def test_dropout_of_a_seed_draws_from_the_stream_of_its_slot(kind: Kind, build: Build) -> None:
     with registered("dropping", build):
         trial = planted(Case("dropping", 0, kind, 4), training_epochs=0)
-        for mode in ("shadow", "straight_through"):
-            incubating = planted(Case("dropping", 0, kind, 4), incubation=mode)
-            incubating.train(3)
-            assert_same(incubating.snapshot(), twin_after(kind, 4, 3))
+        incubating = planted(Case("dropping", 0, kind, 4))
+        incubating.train(3)
+        assert_same(incubating.snapshot(), twin_after(kind, 4, 3))
     stream = trial.model.slot(SLOT).stream
+    assert stream is not None
     position = stream.get_state()
     trial.train(3)
     wanted = twin_after(kind, 4, 3)["random state"]
-    assert torch.equal(torch.get_rng_state(), wanted), "the host draws as if it were alone"
+    assert torch.equal(torch.get_rng_state(), wanted), "the host draws as without a seed"
     assert not torch.equal(stream.get_state(), position)
     position = stream.get_state()
     trial.model.eval()(batch(0)[0])
@@ -146,10 +167,10 @@ def test_dropout_of_a_seed_draws_from_the_slots_own_stream(kind: Kind, build: Bu
 
 
 @host_kinds
-def test_an_incubating_seed_does_not_change_its_neighbours_draws(kind: Kind) -> None:
-    """A blended seed with dropout downstream runs in the shadow pass as well."""
+def test_incubating_seed_does_not_change_the_draws_of_a_blended_seed_downstream(kind: Kind) -> None:
+    """The blended seed with dropout also runs in the shadow pass of the incubating one."""
 
-    def episode(with_neighbour: bool) -> Trial:
+    def trained(with_neighbour: bool) -> Trial:
         trial = begin(kind, 4, training_epochs=0)
         germinate(trial.model, "dropping", 0, slot=1)
         trial.model.rules = begin(kind, 4).model.rules
@@ -159,15 +180,19 @@ def test_an_incubating_seed_does_not_change_its_neighbours_draws(kind: Kind) -> 
         trial.train(4)
         return trial
 
-    with registered("dropping", Dropping):
-        accompanied, alone = episode(True), episode(False)
-    assert_same(accompanied.snapshot(), alone.snapshot())
+    with registered("dropping", DropoutSeed):
+        accompanied = trained(True)
+        after = accompanied.snapshot()
+        alone = trained(False)
+    assert_same(after, alone.snapshot())
     found, wanted = (t.model.slot(1) for t in (accompanied, alone))
     assert_same(found.state_dict(), wanted.state_dict())
+    assert found.stream is not None
+    assert wanted.stream is not None
     assert torch.equal(found.stream.get_state(), wanted.stream.get_state())
 
 
-def test_a_seeds_initialisation_comes_from_its_slots_stream() -> None:
+def test_initial_weights_of_a_seed_are_drawn_from_the_stream_of_its_slot() -> None:
     trials = [begin("images", 8) for _ in range(2)]
     for number, trial in enumerate(trials):
         restart(number)
@@ -176,13 +201,17 @@ def test_a_seeds_initialisation_comes_from_its_slots_stream() -> None:
         assert torch.equal(torch.get_rng_state(), before)
     first, second = (trial.seed_snapshot() for trial in trials)
     assert_same(first, second)
+    own = trials[0].seed_weights["seed.one.0.weight"]
     germinate(trials[0].model, "conv_heavy", 3, slot=1)
-    other = dict(trials[0].model.slot(1).named_parameters())
-    assert not torch.equal(other["seed.one.0.weight"], first["seed.seed.one.0.weight"])
+    other = dict(trials[0].model.slot(1).named_parameters())["graft.seed.one.0.weight"]
+    assert not torch.equal(other, own)
+
+
+# --- shared weights ---------------------------------------------------------------------------------
 
 
 class Tied(Host):
-    """An embedding that is the output layer too, and a layer that runs twice."""
+    """A host whose embedding is also its output layer and whose middle layer runs twice."""
 
     topology = "tokens"
     slot_config = SlotConfig.of_count(1)
@@ -201,21 +230,122 @@ class Tied(Host):
         )
 
 
-def tied() -> Trial:
+class PlainTied(nn.Module):
+    """The same network without segments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Embedding(VOCABULARY, 8), nn.Linear(8, 8))
+        self.again, self.head = nn.Linear(8, 8), nn.Linear(8, VOCABULARY, bias=False)
+        self.head.weight = self.first[0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.again(torch.tanh(self.again(self.first(x)))))
+
+
+def tied(build: Callable[[], nn.Module]) -> Trial:
     restart(0)
-    model = MorphogeneticModel(Tied(), LifecycleRules(2))
+    host = build()
+    sites = None if isinstance(host, Host) else find_sites(host, "first", batch(0, "tokens")[0])
+    model = MorphogeneticModel(host, LifecycleRules(2), sites=sites)
     optimiser = torch.optim.SGD(model.host.parameters(), lr=0.1, momentum=0.9)
     model.bind_optimiser(optimiser)
     return Trial(model, optimiser)
 
 
-def test_what_a_host_shares_is_left_alone_and_stays_shared() -> None:
-    trial, twin = tied(), tied()
+@pytest.mark.parametrize("build", [Tied, PlainTied])
+def test_shared_weights_of_a_host_are_unchanged_by_incubation_and_stay_shared(
+    build: Callable[[], nn.Module],
+) -> None:
+    trial, twin = tied(build), tied(build)
     germinate(trial.model, "mlp", 0)
-    names = [name for name, _ in trial.model.host.named_parameters()]
+    before = dict(trial.model.host.named_parameters(remove_duplicate=False))
     trial.train(3)
+    found = trial.snapshot()
     twin.train(3)
-    assert_same(trial.snapshot(), twin.snapshot())
-    first, last = trial.model.host.segments
-    assert last[-1].weight is first[0].weight
-    assert [name for name, _ in trial.model.host.named_parameters()] == names
+    assert_same(found, twin.snapshot())
+    after = dict(trial.model.host.named_parameters(remove_duplicate=False))
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+
+
+# --- replay on networks without segments ------------------------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """A network with batch norm, dropout, a GRU and a skip connection, and a buffer that every training
+    pass changes."""
+
+    steps: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Sequential(nn.Conv2d(INPUT_SHAPE[0], 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.drop = nn.Dropout(0.3)
+        self.recur = nn.GRU(8, 8, batch_first=True)
+        self.head = nn.Linear(16, CLASSES)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.steps += 1
+        h = self.drop(self.encode(x)).flatten(2).transpose(1, 2)
+        states, _ = self.recur(h)
+        return self.head(torch.cat([states[:, -1], h.mean(dim=1)], dim=1))
+
+
+def replayed(optimiser_kind: type[torch.optim.Optimizer]) -> Trial:
+    restart(5)
+    net = Recurrent()
+    sites = find_sites(net, ["encode", "recur"], batch(0)[0])
+    model = MorphogeneticModel(net, LifecycleRules(9), sites=sites, streams=slot_streams(5))
+    optimiser = optimiser_kind(net.parameters(), lr=0.01)
+    model.bind_optimiser(optimiser)
+    return Trial(model, optimiser)
+
+
+@pytest.mark.parametrize("optimiser_kind", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize(("slot", "blueprint"), [(0, "conv_small"), (1, "attention")])
+def test_incubation_by_replay_leaves_a_network_without_segments_bit_equal_and_teaches_the_seed(
+    slot: int, blueprint: str, optimiser_kind: type[torch.optim.Optimizer]
+) -> None:
+    trial, twin = replayed(optimiser_kind), replayed(optimiser_kind)
+    assert trial.model.segments is None
+    assert germinate(trial.model, blueprint, Style.GATED_GATE, slot).succeeded
+    born = [weight.detach().clone() for weight in trial.model.slot(slot).parameters()]
+    results = trial.train(5)
+    found = trial.snapshot()
+    wanted = twin.train(5)
+    assert_same(found, twin.snapshot())
+    assert all(torch.equal(a.output, b.output) for a, b in zip(results, wanted, strict=True))
+    assert all(len(result.shadow_losses) == 1 for result in results)
+    assert trial.model.host.steps == 5, "the replayed pass changes no buffer"
+    learned = trial.model.slot(slot).parameters()
+    assert all(not torch.equal(now, before) for now, before in zip(learned, born, strict=True))
+
+
+def test_seed_that_incubated_by_replay_lowers_the_loss_once_it_is_blended_in() -> None:
+    trial = replayed(torch.optim.SGD)
+    germinate(trial.model, "conv_small", Style.LINEAR_ADD, SLOT)
+    trial.optimiser.param_groups[0]["lr"] = 0.0
+    x, y = batch(0)
+    for module in trial.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    trial.model.train()
+    for _ in range(20):
+        train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP)
+    with torch.no_grad():
+        without = loss(trial.model(x), y)
+        trial.place(Stage.BLENDING, 1.0)
+        assert loss(trial.model(x), y) < without
+
+
+def test_replay_runs_the_network_on_the_shadow_batch_only() -> None:
+    trial = replayed(torch.optim.SGD)
+    germinate(trial.model, "conv_small", 0, SLOT)
+    x, y = torch.randn(200, *INPUT_SHAPE), torch.randint(CLASSES, (200,))
+    sizes: list[int] = []
+    trial.model.host.encode.register_forward_hook(lambda _module, args, _output: sizes.append(len(args[0])))
+    shadow_loss(trial.model.train(), SLOT, x, y, loss).backward()
+    assert sizes == [50]

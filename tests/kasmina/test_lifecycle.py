@@ -1,3 +1,5 @@
+"""The lifecycle of one slot: stages, alpha ramps, embargo, counters and refused moves."""
+
 from collections.abc import Callable
 
 import numpy as np
@@ -15,12 +17,12 @@ Epoch = tuple[str, float]
 T, H, E, R, D = ("TRAINING", 0.0), ("HOLDING", 1.0), ("EMBARGOED", 0.0), ("RESETTING", 0.0), ("DORMANT", 0.0)
 
 
-def B(alpha: float) -> Epoch:  # noqa: N802  read as a column of stages
+def B(alpha: float) -> Epoch:  # noqa: N802  an entry of a timeline, as T and H
     return "BLENDING", pytest.approx(alpha)
 
 
 class Episode:
-    """One slot and its rules; ``run`` gives stage and alpha of the epochs as they are trained."""
+    """One slot and its rules; ``run`` returns stage and alpha of each trained epoch."""
 
     def __init__(self, rules: LifecycleRules = RULES, seed: Germination = FAST) -> None:
         self.rules = rules
@@ -32,11 +34,11 @@ class Episode:
         for _ in range(epochs):
             seen.append((Stage(int(self.table.stage[0, 0])).name, float(self.table.alpha[0, 0])))
             lifecycle.tick(self.table, 0)
-            self._be_healthy()
+            self._record_healthy_gradients()
             self.moves += lifecycle.advance(self.table, 0, self.rules)
         return seen
 
-    def _be_healthy(self) -> None:
+    def _record_healthy_gradients(self) -> None:
         if self.table.occupied[0, 0]:
             self.table.record_gradients(
                 0, 0, norm=1.0, ratio=1.0, health=1.0, vanishing=False, exploding=False
@@ -57,7 +59,7 @@ class Episode:
         self.moves += lifecycle.fossilize(self.table, 0, 0, WORTHY)
 
 
-# --- timelines: one entry per epoch, as it is trained --------------------------------------------
+# --- timelines: one entry per trained epoch ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -71,13 +73,15 @@ class Episode:
         (RULES, FAST._replace(style=Style.SIGMOID_ADD), [T, T, B(0.1173104), B(0.8826896), B(1.0), H]),
         (RULES, FAST._replace(target=0.5), [T, T, B(1 / 6), B(1 / 3), *[B(0.5)] * 8]),
     ],
-    ids=["incubates, ramps and is held", "no incubation", "tempo 5", "tempo 8", "style", "parked"],
+    ids=["default", "no incubation", "tempo 5", "tempo 8", "sigmoid style", "target below 1"],
 )
-def test_a_seed_left_to_itself(rules: LifecycleRules, seed: Germination, epochs: list[Epoch]) -> None:
+def test_seed_moves_through_its_stages_without_actions(
+    rules: LifecycleRules, seed: Germination, epochs: list[Epoch]
+) -> None:
     assert Episode(rules, seed).run(len(epochs)) == epochs
 
 
-def test_a_parked_seed_is_sent_on_and_a_held_one_down_and_up_again() -> None:
+def test_new_alpha_targets_move_a_resting_and_a_held_seed() -> None:
     episode = Episode(seed=FAST._replace(target=0.7))
     episode.run(6)
     episode.send(1.0, epochs=3)
@@ -85,10 +89,12 @@ def test_a_parked_seed_is_sent_on_and_a_held_one_down_and_up_again() -> None:
     episode.send(0.5, epochs=5)
     assert episode.run(7) == [B(0.9), B(0.8), B(0.7), B(0.6), B(0.5), B(0.5), B(0.5)]
     episode.send(1.0, epochs=0)
-    assert episode.run(2) == [B(1.0), H], "INSTANT is there at once, held after an epoch"
+    assert episode.run(2) == [B(1.0), H], (
+        "an INSTANT ramp ends in its first epoch, and the seed is held after it"
+    )
 
 
-def test_a_target_where_alpha_is_already_starts_no_ramp() -> None:
+def test_target_equal_to_alpha_starts_no_ramp() -> None:
     for target in (1.0, 0.5):
         episode = Episode(seed=FAST._replace(target=target))
         before = episode.run(6)[-1]
@@ -102,12 +108,14 @@ def test_a_target_where_alpha_is_already_starts_no_ramp() -> None:
     [
         *((FAST, age, 0, [E, E, R, D, D]) for age in (0, 1, 3, 4, 6)),
         (FAST, 6, 3, [B(2 / 3), B(1 / 3), B(0.0), E, E, R, D, D]),
-        (FAST, 1, 8, [E, E, R, D]),  # an incubating seed has no ramp to go down
-        # In mid-ramp alpha has moved on to 1/2 for the epoch to come.
+        (FAST, 1, 8, [E, E, R, D]),  # an incubating seed has alpha 0 and is removed at once
+        # In the middle of its ramp the seed has alpha 1/2 for the next epoch.
         (FAST._replace(ramp_epochs=8), 5, 5, [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]),
     ],
 )
-def test_a_prune_at_once_or_by_ramp(seed: Germination, age: int, epochs: int, after: list[Epoch]) -> None:
+def test_prune_removes_a_seed_at_once_or_after_a_ramp(
+    seed: Germination, age: int, epochs: int, after: list[Epoch]
+) -> None:
     episode = Episode(seed=seed)
     episode.run(age)
     episode.prune(epochs=epochs)
@@ -115,7 +123,7 @@ def test_a_prune_at_once_or_by_ramp(seed: Germination, age: int, epochs: int, af
 
 
 @pytest.mark.parametrize("embargo", [0, 1, 2, 5])
-def test_the_embargo_is_as_configured_plus_one_by_action_and_mechanically(embargo: int) -> None:
+def test_slot_is_closed_for_the_embargo_and_one_epoch_after_both_kinds_of_prune(embargo: int) -> None:
     rules = LifecycleRules(min_training_epochs=0, embargo_epochs=embargo)
     by_action = Episode(rules)
     by_action.run(2)
@@ -129,26 +137,26 @@ def test_the_embargo_is_as_configured_plus_one_by_action_and_mechanically(embarg
         assert closed == ["EMBARGOED"] * embargo + ["RESETTING"]
 
 
-def test_without_auto_forward_every_stage_waits_for_advance() -> None:
+def test_every_stage_waits_for_advance_without_auto_forward() -> None:
     rules = LifecycleRules(min_training_epochs=2, auto_forward=False)
     episode = Episode(rules)
     assert episode.run(2) == [("GERMINATED", 0.0)] * 2
     assert episode.advance()
-    assert not episode.advance(), "G2: not incubated at all"
+    assert not episode.advance(), "G2 refuses: no epoch of incubation yet"
     assert episode.run(3) == [T, T, T]
     assert episode.advance()
-    assert not episode.advance(), "G3: still on its way"
+    assert not episode.advance(), "G3 refuses: the ramp has not ended"
     assert episode.run(5) == [B(1 / 3), B(2 / 3), B(1.0), B(1.0), B(1.0)]
     assert episode.advance()
     assert episode.run(1) == [H]
     assert [move.cause for move in episode.moves] == ["policy"] * 4
 
 
-def test_incubation_goes_on_until_the_gradients_are_healthy() -> None:
+def test_incubation_continues_until_gradients_are_measured() -> None:
     episode = Episode()
     for _ in range(4):
         lifecycle.tick(episode.table, 0)
-        assert lifecycle.advance(episode.table, 0, RULES) == [], "never measured"
+        assert lifecycle.advance(episode.table, 0, RULES) == [], "gradients were never measured"
     assert episode.run(1) == [T]
     assert episode.run(1) == [B(1 / 3)]
 
@@ -156,7 +164,7 @@ def test_incubation_goes_on_until_the_gradients_are_healthy() -> None:
 # --- moves and counters ---------------------------------------------------------------------------
 
 
-def test_every_legal_move_has_a_story() -> None:
+def test_every_legal_move_occurs_in_some_episode() -> None:
     held = Episode()
     held.run(6)
     held.send(0.5, epochs=0)
@@ -173,9 +181,9 @@ def test_every_legal_move_has_a_story() -> None:
         pruned.run(epochs)
         pruned.prune()
         seen += pruned.moves
-    told = {(move.origin, move.target) for move in seen}
+    made = {(move.origin, move.target) for move in seen}
     legal = {(origin, target) for origin, targets in LEGAL_MOVES.items() for target in targets}
-    assert told == legal - {(Stage.UNKNOWN, Stage.DORMANT)}
+    assert made == legal - {(Stage.UNKNOWN, Stage.DORMANT)}
 
 
 LIVE = {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING}
@@ -190,7 +198,7 @@ VERBS: dict[str, tuple[Callable[[Episode], None], set[Stage]]] = {
 
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize("verb", VERBS)
-def test_what_the_transition_table_lacks_is_refused_and_changes_nothing(verb: str, stage: Stage) -> None:
+def test_illegal_move_is_refused_and_changes_nothing(verb: str, stage: Stage) -> None:
     act, allowed = VERBS[verb]
     episode = Episode()
     episode.table.stage[0, 0] = stage
@@ -205,7 +213,7 @@ def test_what_the_transition_table_lacks_is_refused_and_changes_nothing(verb: st
         np.testing.assert_array_equal(array, before.arrays()[name], err_msg=name)
 
 
-def test_a_refused_fossil_names_its_gate_and_a_real_one_stays_for_good() -> None:
+def test_fossilize_is_refused_with_the_name_of_the_gate_and_permanent_once_it_succeeds() -> None:
     episode = Episode()
     episode.run(6)
     refused = gates.GateVerdict("G5", (), ("contribution_measured",))
@@ -216,7 +224,7 @@ def test_a_refused_fossil_names_its_gate_and_a_real_one_stays_for_good() -> None
     assert episode.run(9) == [("FOSSILIZED", 1.0)] * 9
 
 
-def test_moves_say_who_where_and_why() -> None:
+def test_moves_record_seed_stages_cause_gate_age_and_contribution() -> None:
     episode = Episode(seed=FAST._replace(seed_id=4, blueprint=7))
     episode.run(6)
     episode.table.record_contribution(0, 0, 2.5, 0.5)
@@ -229,27 +237,29 @@ def test_moves_say_who_where_and_why() -> None:
         ("HOLDING", "PRUNED", "policy"),
         ("PRUNED", "EMBARGOED", "mechanical"),
     ]
-    who, move, why = (0, 0, 4, 7), (Stage.HOLDING, Stage.PRUNED), ("policy", "pruned", None)
-    assert episode.moves[4] == StageMove(*who, *move, *why, age=6, contribution=2.5)
+    seed, stages, cause = (0, 0, 4, 7), (Stage.HOLDING, Stage.PRUNED), ("policy", "pruned", None)
+    assert episode.moves[4] == StageMove(*seed, *stages, *cause, age=6, contribution=2.5)
     verdicts = [move.verdict.gate if move.verdict else None for move in episode.moves]
     assert verdicts == [None, "G1", "G2", "G3", None, None]
 
 
-def test_every_counter_ticks_once_per_epoch_and_starts_anew_with_the_stage() -> None:
+def test_counters_increase_once_per_epoch_and_restart_with_the_stage() -> None:
     table = SlotTable.empty(1, 4)
     table.stage[0] = [Stage.TRAINING, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.DORMANT]
     table.epochs_since_measured[0] = [-1, 3, -1, -1]
     lifecycle.tick(table, 0)
     lifecycle.tick(table, 0)
     assert table.epochs_in_stage.tolist() == [[2, 2, 2, 2]]
-    assert table.age.tolist() == [[2, 2, 0, 0]], "only a seed ages"
-    assert table.epochs_since_measured.tolist() == [[-1, 5, -1, -1]], "never measured stays never"
+    assert table.age.tolist() == [[2, 2, 0, 0]], "only slots with a seed have an age"
+    assert table.epochs_since_measured.tolist() == [[-1, 5, -1, -1]], (
+        "a seed that was never measured stays so"
+    )
     episode = Episode()
     episode.run(3)
     assert (episode.table.age[0, 0], episode.table.epochs_in_stage[0, 0]) == (3, 1)
 
 
-def test_slots_and_environments_move_independently() -> None:
+def test_moves_change_only_their_slot_and_environment() -> None:
     table = SlotTable.empty(2, 2)
     lifecycle.germinate(table, 1, 0, FAST, LifecycleRules(min_training_epochs=0))
     for _ in range(3):
@@ -259,7 +269,7 @@ def test_slots_and_environments_move_independently() -> None:
     assert table.epochs_in_stage.tolist() == [[0, 0], [0, 3]]
 
 
-def test_a_pruned_slot_keeps_nothing_of_its_seed() -> None:
+def test_pruned_slot_equals_an_empty_one() -> None:
     episode = Episode()
     episode.run(6)
     episode.table.record_contribution(0, 0, 2.0, 1.0)

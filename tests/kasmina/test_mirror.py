@@ -1,3 +1,5 @@
+"""``Mirrored`` seeds: two branches whose sum is exactly zero at birth."""
+
 from collections.abc import Callable
 
 import pytest
@@ -16,7 +18,7 @@ def mirrored(width: int) -> Mirrored:
 
 
 def normalised(width: int) -> Mirrored:
-    """Each branch has statistics of its own, of the same features."""
+    """Return a mirrored seed whose branches have separate running statistics."""
     return Mirrored(nn.Conv2d(width, 5, 1, bias=False), nn.BatchNorm2d(5), nn.ReLU(), nn.Conv2d(5, width, 1))
 
 
@@ -26,17 +28,19 @@ def features(width: int, layout: torch.memory_format = torch.contiguous_format) 
 
 @widths
 @pytest.mark.parametrize("build", [mirrored, normalised])
-def test_the_branches_cancel_bit_for_bit(build: Callable[[int], Mirrored], width: int) -> None:
+def test_branches_cancel_exactly_in_train_and_eval_mode_and_both_memory_formats(
+    build: Callable[[int], Mirrored], width: int
+) -> None:
     restart(width)
     for layout in (torch.contiguous_format, torch.channels_last):
         module = build(width).to(memory_format=layout)
         for training in (True, False, True, False):
             h = features(width, layout)
             assert torch.equal(module.train(training)(h), torch.zeros_like(h))
-        assert module.one(h).any(), "a branch for itself is something"
+        assert module.one(h).any(), "a single branch is not zero"
 
 
-def test_dropout_inside_breaks_the_mirror_and_germination_says_what_to_do() -> None:
+def test_mirrored_seed_with_dropout_is_refused_with_advice() -> None:
     one, last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
     trial = begin("images", 4)
     refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")

@@ -1,12 +1,16 @@
-"""Growth in depth by copying: what a copy takes over, and where there is nothing to copy."""
+"""The ``stack`` blueprint: copies of a block with its weights and optimiser state."""
+
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
-from esper.kasmina.export import harvest, load_committed, save_committed
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW
 
+from esper.kasmina import harvest, load
 from esper.kasmina.blueprints import blueprint_named
+from esper.kasmina.checkpoint import network_state, save
 from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import BlueprintError
@@ -22,12 +26,13 @@ def residual() -> Host:
     return ResidualHost(8, blocks=2, slots=3, input_shape=(1, 8, 8), classes=4)
 
 
+Make = Callable[[], Host]
 INPUTS = {gpt: torch.arange(24).view(4, 6) % 16, residual: torch.linspace(-1, 1, 256).view(4, 1, 8, 8)}
 HOSTS = pytest.mark.parametrize("make", [gpt, residual])
 
 
-def trained(make) -> tuple[MorphogeneticModel, AdamW]:
-    """A model whose optimiser has moments: three steps of it."""
+def trained(make: Make) -> tuple[MorphogeneticModel, AdamW]:
+    """Return a network after three steps of its optimiser, which has moments then."""
     torch.manual_seed(0)
     model = MorphogeneticModel(make())
     optimiser = AdamW(model.host.parameters(), lr=1e-2)
@@ -39,62 +44,76 @@ def trained(make) -> tuple[MorphogeneticModel, AdamW]:
     return model, optimiser
 
 
-def plant(model: MorphogeneticModel, slot: int, stage: Stage = Stage.FOSSILIZED) -> nn.Module:
-    index = blueprint_named("stack", model.host.topology).index
+def plant(model: MorphogeneticModel, slot: int) -> nn.Module:
+    """Plant a copy at full alpha and return it."""
+    index = blueprint_named("stack", model.sites[slot].topology).index
     model.germinate(slot, index, Style.LINEAR_ADD)
     table = model.table
-    table.blueprint[0, slot], table.stage[0, slot], table.alpha[0, slot] = index, stage, 1.0
+    table.blueprint[0, slot], table.stage[0, slot], table.alpha[0, slot] = index, Stage.FOSSILIZED, 1.0
     model.sync()
     seed = model.slot(slot).seed
     assert seed is not None
     return seed
 
 
-def test_it_takes_the_lowest_index_that_each_topology_leaves_free():
+def block_before(model: MorphogeneticModel, slot: int) -> nn.Module:
+    """Return the host's block that a copy in ``slot`` repeats."""
+    path = model.sites[slot].block
+    assert path is not None
+    return model.host.get_submodule(path)
+
+
+def host_weights(block: nn.Module) -> list[Tensor]:
+    """Return the parameters of ``block`` without those of a seed inside it."""
+    return [weight for name, weight in block.named_parameters() if "esper_slot" not in name.split(".")]
+
+
+def test_stack_has_the_lowest_free_index_of_each_topology() -> None:
     assert blueprint_named("stack", "tokens").index == 1
     assert blueprint_named("stack", "feature_map").index == 8
 
 
 @HOSTS
-def test_the_first_copy_repeats_the_last_block_of_the_trunk_with_its_moments(make):
+def test_first_copy_has_weights_and_moments_of_the_last_block(make: Make) -> None:
     model, optimiser = trained(make)
     seed = plant(model, 0)
-    original = model.host.original(0)
-    for theirs, ours in zip(original.parameters(), seed.parameters(), strict=True):
+    original = block_before(model, 0)
+    for theirs, ours in zip(host_weights(original), seed.parameters(), strict=True):
         assert torch.equal(theirs, ours)
         assert theirs is not ours
-        own = model.slot(0).optimiser.state[ours]
+        own = optimiser.state[ours]
         for name in ("step", "exp_avg", "exp_avg_sq"):
             assert torch.equal(optimiser.state[theirs][name], own[name])
             assert optimiser.state[theirs][name] is not own[name]
 
 
 @HOSTS
-def test_at_full_alpha_the_network_goes_on_from_the_copied_block(make):
+def test_at_full_alpha_the_network_continues_from_the_output_of_the_copied_block(make: Make) -> None:
     model, _ = trained(make)
     plant(model, 0)
-    h = model.host.segments[0](INPUTS[make])
-    expected = model.host.original(0)(h)
-    for segment in model.host.segments[1:]:
-        expected = segment(expected)
+    with model.taking_part(model.without(0)):
+        h = model.host.segments[0](INPUTS[make])
+        expected = block_before(model, 0)(h)
+        for segment in model.host.segments[1:]:
+            expected = segment(expected)
     torch.testing.assert_close(model(INPUTS[make]), expected)
 
 
 @HOSTS
-def test_the_next_copy_repeats_the_nearest_one_upstream(make):
-    model, _ = trained(make)
+def test_next_copy_repeats_the_nearest_copy_upstream(make: Make) -> None:
+    model, optimiser = trained(make)
     first = plant(model, 0)
     with torch.no_grad():
         for weight in first.parameters():
             weight.add_(1.0)
-    model.slot(0).optimiser.state.clear()  # moments of the trunk would be the wrong ones
+            del optimiser.state[weight]  # the second copy must not take the moments of the host's block
     second = plant(model, 2)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
-    assert not model.slot(2).optimiser.state
+    assert not any(weight in optimiser.state for weight in second.parameters())
 
 
 @HOSTS
-def test_state_harvest_and_file_bring_a_copy_back(make, tmp_path):
+def test_copy_is_restored_from_state_harvest_and_file(make: Make, tmp_path: Path) -> None:
     model, _ = trained(make)
     plant(model, 0)
     plant(model, 1)
@@ -108,11 +127,11 @@ def test_state_harvest_and_file_bring_a_copy_back(make, tmp_path):
     model.load_state(kept)
     assert torch.equal(model(INPUTS[make]), expected)
     torch.testing.assert_close(harvest(model)(INPUTS[make]), expected)
-    save_committed(model, tmp_path)
-    torch.testing.assert_close(load_committed(tmp_path)(INPUTS[make]), expected)
+    save(network_state(model), tmp_path / "network.pt")
+    torch.testing.assert_close(load(tmp_path / "network.pt").eval()(INPUTS[make]), expected)
 
 
-def test_where_nothing_can_be_copied_nobody_can_choose_it():
+def test_stack_is_not_selectable_in_a_host_without_blocks() -> None:
     model = MorphogeneticModel(CNNHost((4, 8), kernel=3, input_shape=(1, 8, 8), classes=4))
     model.bind_optimiser(AdamW(model.host.parameters()))
     index = blueprint_named("stack", "feature_map").index

@@ -1,4 +1,4 @@
-"""What the token blueprints compute; that they keep the contract is the matrix's to say."""
+"""Sizes and formulas of the blueprints for tokens; the contract matrix tests everything else."""
 
 import math
 
@@ -24,8 +24,8 @@ def features(width: int = WIDTH) -> Tensor:
     return 2 * torch.randn(4, 6, width, generator=torch.Generator().manual_seed(1))
 
 
-def parted(seed: nn.Module, h: Tensor) -> nn.Module:
-    """The seed after one step of a loss whose gradient differs from value to value."""
+def one_step(seed: nn.Module, h: Tensor) -> nn.Module:
+    """Train the seed for one step of a loss whose gradient differs at every value."""
     weighting = torch.randn(h.shape, generator=torch.Generator().manual_seed(9))
     (seed(h) * weighting).mean().backward()
     torch.optim.SGD(seed.parameters(), lr=0.5).step()
@@ -44,15 +44,15 @@ def parted(seed: nn.Module, h: Tensor) -> nn.Module:
         ("mlp", 8384),  # 2 · (32·64 + 64 + 64·32 + 32)
     ],
 )
-def test_sizes_at_width_32(name: str, parameters: int) -> None:
+def test_parameter_counts_at_width_32(name: str, parameters: int) -> None:
     assert sum(p.numel() for p in build(name, 32).parameters()) == parameters
 
 
-def test_norm_moves_towards_the_normalised_features() -> None:
+def test_norm_moves_features_towards_their_layer_norm() -> None:
     seed = build("norm", 2)
     with torch.no_grad():
         seed.scale.copy_(torch.tensor([0.5, 0.0]))
-    # LayerNorm of (1, 3) is (−1, 1); tanh(0.5) = 0.4621172, so the first moves by 0.4621172 · (−1 − 1).
+    # LayerNorm of (1, 3) is (−1, 1); tanh(0.5) = 0.4621172, so the first delta is 0.4621172 · (−1 − 1).
     delta = seed(torch.tensor([[[1.0, 3.0]]]))
     torch.testing.assert_close(delta, torch.tensor([[[-0.9242343, 0.0]]]), rtol=0, atol=1e-5)
 
@@ -60,7 +60,7 @@ def test_norm_moves_towards_the_normalised_features() -> None:
 @pytest.mark.parametrize(("name", "rank"), [("lora", 8), ("lora_large", 32)])
 def test_lora_is_a_linear_map_of_its_rank(name: str, rank: int) -> None:
     h = features(48)
-    seed = parted(build(name, 48), h)
+    seed = one_step(build(name, 48), h)
     basis = torch.eye(48).unsqueeze(0)
     matrix = seed(basis)[0].double()
     assert torch.linalg.matrix_rank(matrix, rtol=1e-6) == rank
@@ -68,8 +68,8 @@ def test_lora_is_a_linear_map_of_its_rank(name: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "hidden"), [("mlp_small", 16), ("mlp", 32)])
-def test_mlp_is_as_wide_as_it_is_called(name: str, hidden: int) -> None:
-    seed = parted(build(name), features())
+def test_mlp_equals_its_formula_and_has_the_hidden_width_of_its_name(name: str, hidden: int) -> None:
+    seed = one_step(build(name), features())
     h = features()
     wanted = torch.zeros_like(h)
     widths = 0
@@ -82,8 +82,8 @@ def test_mlp_is_as_wide_as_it_is_called(name: str, hidden: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["attention", "flex_attention"])
-def test_attention_by_hand(name: str) -> None:
-    seed, h = parted(build(name), features()), features()
+def test_attention_equals_causal_softmax_attention_computed_by_hand(name: str) -> None:
+    seed, h = one_step(build(name), features()), features()
     size = WIDTH // 4
     later = torch.ones(6, 6, dtype=torch.bool).triu(1)
     wanted = torch.zeros_like(h)
@@ -102,19 +102,19 @@ def test_attention_by_hand(name: str) -> None:
     torch.testing.assert_close(seed(h), wanted, rtol=0, atol=1e-6)
 
 
-def test_queries_keys_and_values_all_learn() -> None:
-    # They are one tensor, which would be alive with its values alone.
+def test_queries_keys_and_values_all_have_gradients() -> None:
+    # They are one tensor, so the contract's check would pass if only the values had a gradient.
     h = features(4)
-    seed = parted(build("attention", 4), h)
+    seed = one_step(build("attention", 4), h)
     seed.zero_grad()
-    parted(seed, h)
+    one_step(seed, h)
     for branch in (seed.one, seed.other):
         gradients = branch[0].weight.grad.chunk(3)
         for gradient, weight in zip(gradients, branch[0].weight.chunk(3), strict=True):
             assert gradient.norm() >= 1e-6 * weight.norm() + 1e-8
 
 
-def test_the_check_for_later_tokens_finds_one_bit() -> None:
+def test_sees_later_tokens_detects_a_difference_of_1e_7() -> None:
     def leaking(x: Tensor) -> Tensor:
         return x + 1e-7 * x.sum(dim=1, keepdim=True)
 
@@ -126,15 +126,15 @@ def test_the_check_for_later_tokens_finds_one_bit() -> None:
 # --- flex attention ---------------------------------------------------------------------------
 
 
-def test_on_the_cpu_flex_attention_is_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "_compiled_flex", lambda: pytest.fail("there is no backward for it"))
+def test_flex_attention_uses_sdpa_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_compiled_flex", lambda: pytest.fail("it has no backward pass on the CPU"))
     query, key, value = torch.randn(3, 2, 4, 6, 16, generator=torch.Generator().manual_seed(0)).unbind()
     wanted = tokens.causal_attention(query, key, value)
     assert torch.equal(tokens.flex_causal_attention(query, key, value), wanted)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-def test_the_blocks_of_flex_attention_are_causal() -> None:
+def test_block_mask_of_flex_attention_is_causal() -> None:
     query, key, value = torch.randn(3, 2, 2, 130, 16, generator=torch.Generator().manual_seed(0)).unbind()
     blocks = tokens._earlier_blocks(130, query.device)
     with torch.no_grad():
@@ -143,10 +143,10 @@ def test_the_blocks_of_flex_attention_are_causal() -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention trains on CUDA only; none is here")
-def test_on_cuda_flex_attention_learns_what_sdpa_learns() -> None:
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention trains on CUDA only")
+def test_flex_attention_on_cuda_learns_the_same_as_sdpa() -> None:
     h = features(64).cuda()
     seed, twin = (build(name, 64).cuda() for name in ("flex_attention", "attention"))
     assert torch.equal(seed(h), torch.zeros_like(h))
-    torch.testing.assert_close(parted(seed, h)(h), parted(twin, h)(h), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(one_step(seed, h)(h), one_step(twin, h)(h), rtol=1e-3, atol=1e-3)
     assert not sees_later_tokens(seed, h)

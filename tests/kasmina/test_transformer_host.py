@@ -1,4 +1,4 @@
-"""The GPT host: causal, tied, in segments that slots can stand behind."""
+"""The GPT host: tied embedding, slots after any layers, refused sizes."""
 
 import copy
 
@@ -23,26 +23,27 @@ def host(**changes: object) -> TransformerHost:
     return TransformerHost(**{**SIZES, **changes})  # type: ignore[arg-type]
 
 
-def test_one_embedding_serves_input_and_output_of_a_host_and_of_its_copy() -> None:
+def test_input_and_output_share_one_embedding_also_in_a_deep_copy() -> None:
     network = copy.deepcopy(host())
     [embedding] = [weight for weight in network.parameters() if weight.shape == (11, 8)]
-    scores = MorphogeneticModel(network)(tokens())
-    assert scores.shape == (4, 6, 11), "for every token at every place"
-    assert MorphogeneticModel(network)(tokens()[:, :4]).shape == (4, 4, 11), "a shorter text fits as well"
+    scores = network(tokens())
+    assert scores.shape == (4, 6, 11), "a score per position and token"
+    assert network(tokens()[:, :4]).shape == (4, 4, 11), "a shorter text is allowed"
     scores.sum().backward()
     assert embedding.grad is not None
     with torch.no_grad():
         embedding.zero_()
-    assert not MorphogeneticModel(network)(tokens()).any()
+    assert not network(tokens()).any()
 
 
 @pytest.mark.parametrize("after", [(0,), (1, 1), (2,), (0, 2), (1, 2), (0, 1, 2)])
-def test_slots_stand_after_any_layers_and_change_nothing_while_empty(after: tuple[int, ...]) -> None:
+def test_slots_after_any_layers_leave_the_output_unchanged_while_empty(after: tuple[int, ...]) -> None:
     network = host(slots_after=after)
     assert network.slot_config.num_slots == len(after)
-    assert network.widths == (8,) * len(after)
-    assert names_for("tokens") == MorphogeneticModel(network).action_space.blueprint_names
-    torch.testing.assert_close(MorphogeneticModel(network)(tokens()), MorphogeneticModel(host())(tokens()))
+    model = MorphogeneticModel(network)
+    assert [site.width for site in model.sites] == [8] * len(after)
+    assert names_for("tokens") == model.action_space.blueprint_names
+    torch.testing.assert_close(model(tokens()), host()(tokens()))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,6 @@ def test_slots_stand_after_any_layers_and_change_nothing_while_empty(after: tupl
         ({"slots_after": (-1,)}, r"found \[-1\]"),
     ],
 )
-def test_a_host_that_cannot_be_built_gets_a_sentence(changes: dict[str, object], sentence: str) -> None:
+def test_impossible_sizes_and_slots_are_refused(changes: dict[str, object], sentence: str) -> None:
     with pytest.raises(HostError, match=sentence):
         host(**changes)

@@ -5,7 +5,7 @@ comes alive, and whether a token stays blind to later ones, shows only once it l
 ``check_blueprint`` lets it, in a slot between two small layers.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Final
 
@@ -69,8 +69,8 @@ def check_blueprint(
 
 
 def tensor_norms(slot: SeedSlot) -> dict[str, float]:
-    """The norm of every tensor of seed and gate, by name."""
-    return {name: weight.norm().item() for name, weight in slot.named_parameters()}
+    """Return the norm of every tensor of seed and gate, by its name in the graft."""
+    return {name: weight.norm().item() for name, weight in _weights(slot)}
 
 
 def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
@@ -78,9 +78,14 @@ def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
     relative, absolute = LEAST_GRADIENT
     return [
         name
-        for name, weight in slot.named_parameters()
+        for name, weight in _weights(slot)
         if weight.grad is None or not weight.grad.norm().item() >= relative * norms[name] + absolute
     ]
+
+
+def _weights(slot: SeedSlot) -> Iterator[tuple[str, nn.Parameter]]:
+    assert slot.graft is not None
+    return slot.graft.named_parameters()
 
 
 def dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:

@@ -4,7 +4,7 @@ data."""
 from __future__ import annotations
 
 import io
-import pickle
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +52,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
         base: New network of the same class and sizes, without seeds; not needed for a built-in host.
 
     Returns:
-        ``base`` with the saved weights and seeds.
+        ``base`` with the saved weights and seeds; after an error it is as it was.
 
     Raises:
         EsperError: The file is not a saved network.
@@ -62,10 +62,12 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
         >>> net = esper.load("best.pt", base=Net())
     """
     try:
-        saved = torch.load(Path(path), weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about foreign pickles before it refuses them
+            saved = torch.load(Path(path), map_location="cpu", weights_only=True)
         sites = [_site(entry) for entry in saved["sites"]]
-        state, name, spec = saved["state"], saved["class"], saved["spec"]
-    except (OSError, RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
+        state, name, spec = dict(saved["state"]), saved["class"], saved["spec"]
+    except Exception as error:  # torch raises many classes for foreign bytes, IndexError among them
         raise EsperError(
             f"'{path}' is no network that esper saved ({type(error).__name__}); pass a file that"
             " Grown.save wrote"
@@ -74,16 +76,28 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
         base = _built_in(path, name, spec)
     if name != type(base).__qualname__:
         raise HostError(f"'{path}' holds a {name}, and base is a {type(base).__qualname__}")
-    attach(base, [SeedSlot(site, base) for site in sites])
+    try:
+        slots = [SeedSlot(site, base) for site in sites]
+    except AttributeError as error:  # the submodule of a slot is missing
+        raise _misfit(path, base, error) from None
+    attach(base, slots)
+    # load_state_dict copies the tensors that fit before it raises for the others.
+    before = {name: value.clone() for name, value in base.state_dict().items()}
     try:
         base.load_state_dict(state)
         finish(base)
-    except RuntimeError as error:
+    except BaseException as error:  # Ctrl-C too leaves base as it was
         detach(base)
-        raise HostError(
-            f"'{path}' does not fit this {type(base).__qualname__}: {str(error).splitlines()[-1].strip()}"
-        ) from None
+        base.load_state_dict(before)
+        if isinstance(error, RuntimeError):
+            raise _misfit(path, base, error) from None
+        raise
     return base
+
+
+def _misfit(path: Path | str, base: nn.Module, error: Exception) -> HostError:
+    found = str(error).splitlines()[-1].strip()
+    return HostError(f"'{path}' does not fit this {type(base).__qualname__}: {found}")
 
 
 def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Module:

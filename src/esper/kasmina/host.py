@@ -63,9 +63,10 @@ class Host(nn.Module):
         ]
         return blocks[-1] if blocks else None
 
-    def sample_input(self, batch: int) -> Tensor:
-        """Return an input of ``batch`` samples with the shape and dtype that the host takes."""
-        raise NotImplementedError
+    def sample_input(self, batch: int) -> Tensor | None:
+        """Return an input of ``batch`` samples with the shape and dtype that the host takes, if it is
+        known."""
+        return None
 
     def forward(self, x: Tensor) -> Tensor:
         """Run all segments in turn."""

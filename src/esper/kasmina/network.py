@@ -345,6 +345,7 @@ class MorphogeneticModel(nn.Module):
         table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
         plain = {name: value for name, value in tensors.items() if RESERVED not in name.split(".")}
         _check_fits({n: v for n, v in self.host.state_dict().items() if RESERVED not in n.split(".")}, plain)
+        _check_slots(self.slots, state)
         if not all(bool(t.isfinite().all()) for t in tensors.values()):
             raise HostError("a state with weights that are not finite cannot be returned to")
         grafts = [self._rebuilt(slot, tensors) for slot in self.slots]
@@ -367,8 +368,14 @@ class MorphogeneticModel(nn.Module):
         own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
         if not own:
             return None
-        graft = slot.rebuilt(own["description"], own["alpha"])
-        graft.load_state_dict(own)
+        try:
+            graft = slot.rebuilt(own["description"], own["alpha"])
+            graft.load_state_dict(own)
+        except (KeyError, RuntimeError) as error:
+            found = str(error).splitlines()[-1].strip()
+            raise HostError(
+                f"the state's seed in slot {slot.site.name} does not fit its blueprint: {found}"
+            ) from None
         return graft
 
     def layout(self) -> dict[str, Any]:
@@ -421,6 +428,19 @@ def _check_fits(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
     names += [name for name in own.keys() & other.keys() if own[name].shape != other[name].shape]
     if names:
         raise HostError(f"the state belongs to another host; different: {', '.join(names[:5])}")
+
+
+def _check_slots(slots: Sequence[SeedSlot], state: dict[str, Any]) -> None:
+    """Raise unless the state has these slots."""
+    other = "the state belongs to another host;"
+    if len(state["slots"]) != len(slots):
+        raise HostError(f"{other} it has {len(state['slots'])} slots and this network has {len(slots)}")
+    seeds = {name.partition(f".{RESERVED}.")[0] for name in state["host"] if RESERVED in name.split(".")}
+    if unknown := sorted(seeds - {slot.site.path for slot in slots}):
+        raise HostError(f"{other} it has a seed at {unknown[0]}, where this network has no slot")
+    for slot, kept in zip(slots, state["slots"], strict=True):
+        if slot.stream is not None and kept["stream"] is None:
+            raise HostError(f"{other} its slot {slot.site.name} has no random stream")
 
 
 def _class_name(net: nn.Module) -> str:

@@ -51,6 +51,11 @@ def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
 
     Returns whether it draws random numbers in training mode, which the processor's generator shows.
     """
+    if not any(True for _ in seed.parameters()):
+        raise BlueprintError(
+            f"blueprint '{spec.name}' has no parameters, so its seed could not learn; give it a layer with"
+            " weights"
+        )
     trial, sample = copy.deepcopy(seed).cpu(), sample.cpu()
     before = torch.get_rng_state()
     _check_delta(spec, trial.train(), sample)

@@ -1,4 +1,4 @@
-"""What the blueprints for feature maps compute; that they keep the contract is the matrix's to say."""
+"""Sizes and formulas of the blueprints for feature maps; the contract matrix tests everything else."""
 
 import pytest
 import torch
@@ -18,20 +18,20 @@ def build(name: str, width: int) -> nn.Module:
     ("name", "at_32", "at_4"),
     [
         ("norm", 32, 4),
-        ("attention", 584, 44),  # 2 · (32·4 + 4 + 4·32 + 32); 2 hidden units a branch: 2 · (10 + 12)
-        ("bottleneck", 880, 376),  # 2 · (132 + 148 + 160); 4 hidden channels a branch: 2 · (20 + 148 + 20)
+        ("attention", 584, 44),  # 2 · (32·4 + 4 + 4·32 + 32); 2 hidden units per branch: 2 · (10 + 12)
+        ("bottleneck", 880, 376),  # 2 · (132 + 148 + 160); 4 hidden channels per branch: 2 · (20 + 148 + 20)
         ("conv_small", 4224, 80),  # 2 · 2 · (32·32 + 32)
         ("depthwise", 2752, 120),  # 2 · (32·9 + 32 + 32·32 + 32)
         ("conv_light", 9248, 148),  # 32·32·9 + 32
         ("conv_heavy", 36992, 1176),  # 2 · 2 · (32·32·9 + 32); 8 hidden channels: 2 · (296 + 292)
     ],
 )
-def test_sizes(name: str, at_32: int, at_4: int) -> None:
+def test_parameter_counts_at_width_32_and_4(name: str, at_32: int, at_4: int) -> None:
     sizes = [sum(p.numel() for p in build(name, width).parameters()) for width in (32, 4)]
     assert sizes == [at_32, at_4]
 
 
-def test_attention_turns_whole_channels_up_or_down() -> None:
+def test_attention_scales_each_channel_by_one_factor() -> None:
     seed = build("attention", 8)
     with torch.no_grad():
         for weight in seed.excite.other[-1].parameters():
@@ -45,7 +45,7 @@ def test_attention_turns_whole_channels_up_or_down() -> None:
     torch.testing.assert_close(seed(h), h * factor[:, :, None, None], rtol=0, atol=1e-6)
 
 
-def test_bottleneck_sees_its_neighbours_and_no_further() -> None:
+def test_bottleneck_depends_on_a_3_by_3_neighbourhood_only() -> None:
     seed = build("bottleneck", 8)
     with torch.no_grad():
         for weight in seed.other[-1].parameters():

@@ -1,3 +1,5 @@
+"""Random streams that leave torch's global random state unchanged."""
+
 import copy
 import pickle
 
@@ -10,11 +12,12 @@ from tests.contracts.matrix import restart
 
 
 def draw(stream: TorchStream, count: int = 3) -> list[float]:
+    """Return the next ``count`` numbers of ``stream``."""
     with stream:
         return torch.rand(count).tolist()
 
 
-def test_a_stream_goes_on_where_it_was_left_and_nobody_outside_notices() -> None:
+def test_stream_continues_at_its_last_position_and_keeps_the_global_state() -> None:
     whole = draw(TorchStream(7), 6)
     stream = TorchStream(7)
     restart(1)
@@ -25,7 +28,7 @@ def test_a_stream_goes_on_where_it_was_left_and_nobody_outside_notices() -> None
     assert first + draw(stream) == whole
 
 
-def test_streams_of_different_seeds_differ_and_nest() -> None:
+def test_streams_nest_and_slot_streams_differ_by_rng_seed_and_slot() -> None:
     outer, inner = TorchStream(1), TorchStream(2)
     with outer:
         first = torch.rand(2).tolist()
@@ -39,19 +42,19 @@ def test_streams_of_different_seeds_differ_and_nest() -> None:
     assert first not in others
 
 
-def test_an_error_inside_gives_the_global_state_back_and_nobody_enters_twice() -> None:
+def test_error_inside_a_stream_restores_the_global_state_and_second_entry_is_refused() -> None:
     restart(1)
     before = torch.get_rng_state()
     stream = TorchStream(7)
     with pytest.raises(ZeroDivisionError), stream:
         _ = torch.rand(3).numel() / 0
     assert torch.equal(torch.get_rng_state(), before)
-    assert draw(stream) == draw(TorchStream(7), 6)[3:], "what was drawn is drawn"
+    assert draw(stream) == draw(TorchStream(7), 6)[3:], "numbers drawn before the error are not repeated"
     with stream, pytest.raises(RuntimeError, match="cannot be entered twice"):
         stream.__enter__()
 
 
-def test_a_position_can_be_returned_to_and_copied() -> None:
+def test_stream_returns_to_a_saved_position_and_copies_continue_equally() -> None:
     stream = TorchStream(7)
     draw(stream)
     position = stream.get_state()

@@ -1,0 +1,58 @@
+"""Epochs and actions of a trial, applied in the order that an environment uses, and a seed with dropout."""
+
+from torch import Tensor, nn
+
+from esper.kasmina import lifecycle
+from esper.kasmina.actuator import Outcome, apply_action, settle
+from esper.leyline import LifecycleOp, Stage
+from esper.tolaria.minibatch import MinibatchResult, train_batch
+from tests.contracts.matrix import CLIP, Trial, germinate, loss
+from tests.tolaria.building import action
+
+
+class DropoutSeed(nn.Sequential):
+    """Dropout and a 1×1 convolution of zeros."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(nn.Dropout(0.5), zero(nn.Conv2d(width, width, 1)))
+
+
+def zero(layer: nn.Conv2d) -> nn.Conv2d:
+    """Return ``layer`` with weight and bias set to 0."""
+    nn.init.zeros_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
+    """Apply one action to one slot; heads that are not given have their canonical value."""
+    return apply_action(trial.model, action(op, slot, **heads), seed_id=0)
+
+
+def epoch(trial: Trial, x: Tensor, y: Tensor) -> MinibatchResult:
+    """Run an epoch of one minibatch: train, tick, record gradients, advance."""
+    trial.model.train()
+    result = train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP, measure=True)
+    table = trial.model.table
+    lifecycle.tick(table, 0)
+    for slot, norms in result.seeds.items():
+        table.record_gradients(
+            0, slot, norm=float(norms.norm()), ratio=1.0, health=1.0, vanishing=False, exploding=False
+        )
+    settle(trial.model, lifecycle.advance(table, 0, trial.model.rules))
+    return result
+
+
+def grow(trial: Trial, slot: int, blueprint: str, style: int, x: Tensor, y: Tensor) -> list[Stage]:
+    """Train a seed from germination to fossilization and return its stage in each epoch."""
+    assert germinate(trial.model, blueprint, style, slot).succeeded
+    table = trial.model.table
+    stages = []
+    while table.stage[0, slot] != Stage.HOLDING:
+        stages.append(Stage(int(table.stage[0, slot])))
+        assert not epoch(trial, x, y).skipped
+    table.record_contribution(0, slot, 1.0, 0.1)
+    assert act(trial, LifecycleOp.FOSSILIZE, slot).succeeded
+    assert not epoch(trial, x, y).skipped
+    return [*stages, Stage(int(table.stage[0, slot]))]

@@ -1,0 +1,272 @@
+"""Files with a network: what is saved, what is loaded, and what is refused."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from esper.kasmina import CNNHost, MorphogeneticModel, load
+from esper.kasmina.blueprints import blueprint_named
+from esper.kasmina.checkpoint import network_state, save
+from esper.kasmina.hosts import ResidualHost, TransformerHost
+from esper.kasmina.sites import find_sites
+from esper.kasmina.slot import slots_of
+from esper.leyline import Stage, Style
+from esper.leyline.errors import EsperError, HostError, UnknownNameError
+from tests.contracts.hosts import BatchHost, Kind, PlainImages
+from tests.contracts.matrix import SLOT, Case, Trial, assert_same, batch, planted, registered, restart
+from tests.kasmina.seed_episodes import DropoutSeed
+
+BUILT_IN = {
+    "cnn": lambda: CNNHost((4, 8), kernel=3, input_shape=(1, 8, 8), classes=4),
+    "residual": lambda: ResidualHost(8, blocks=1, slots=2, input_shape=(1, 8, 8), classes=4),
+    "gpt": lambda: TransformerHost(vocabulary=9, context=4, width=8, layers=2, dropout=0.1),
+}
+
+
+def grown(kind: Kind = "plain_images", blueprint: str = "conv_heavy", width: int = 4) -> Trial:
+    """Return a trained network with a blended seed."""
+    trial = planted(Case(blueprint, Style.GATED_GATE, kind, width), training_epochs=0)
+    trial.train(2)
+    trial.place(Stage.HOLDING, 0.5)
+    return trial
+
+
+def saved(trial: Trial, folder: Path) -> Path:
+    path = folder / "deep" / "network.pt"
+    save(network_state(trial.model), path)
+    return path
+
+
+def tensors_of(net: nn.Module) -> dict[str, Tensor]:
+    """Return copies of all weights and buffers, and torch's random state."""
+    tensors = {name: value.clone() for name, value in net.state_dict().items()}
+    return tensors | {"random state": torch.get_rng_state()}
+
+
+@pytest.mark.parametrize(
+    ("name", "blueprint"),
+    [
+        ("cnn", "norm"),
+        ("cnn", "attention"),
+        ("residual", "norm"),
+        ("residual", "stack"),
+        ("gpt", "flex_attention"),
+        ("gpt", "stack"),
+    ],
+)
+def test_built_in_host_is_loaded_without_base(name: str, blueprint: str, tmp_path: Path) -> None:
+    restart(0)
+    model = MorphogeneticModel(BUILT_IN[name]())
+    model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
+    spec = blueprint_named(blueprint, model.sites[0].topology)
+    model.germinate(1, spec.index, Style.LINEAR_ADD)
+    model.table.stage[0, 1], model.table.alpha[0, 1] = Stage.HOLDING, 0.5
+    with torch.no_grad():
+        for weight in model.slot(1).parameters():
+            weight.add_(0.1)
+    model.sync()
+    x = model.host.sample_input(3)
+    save(network_state(model), tmp_path / "network.pt")
+    position = torch.get_rng_state()
+    plain = load(tmp_path / "network.pt")
+    assert torch.equal(torch.get_rng_state(), position)
+    assert type(plain) is type(model.host)
+    wanted = model.eval()(x)
+    assert torch.equal(plain.eval()(x), wanted)
+    with model.taking_part(model.without(1)):
+        assert not torch.equal(model(x), wanted)
+
+
+def test_saving_and_loading_change_neither_network_nor_random_state(tmp_path: Path) -> None:
+    trial = grown()
+    before = trial.snapshot() | trial.seed_snapshot()
+    base = PlainImages(4)
+    position = torch.get_rng_state()
+    path = saved(trial, tmp_path)
+    load(path, base=base)
+    assert torch.equal(torch.get_rng_state(), position)
+    torch.set_rng_state(before["random state"])
+    assert_same(trial.snapshot() | trial.seed_snapshot(), before)
+
+
+def test_incubating_seed_is_loaded_without_effect_on_the_output(tmp_path: Path) -> None:
+    trial = planted(Case("conv_heavy", Style.LINEAR_ADD, "plain_images", 4))
+    trial.train(2)
+    plain = load(saved(trial, tmp_path), base=PlainImages(4))
+    x, _ = batch(7)
+    assert torch.equal(plain.eval()(x), trial.model.eval()(x))
+
+
+# --- contents of a file ---------------------------------------------------------------------------
+
+
+class Centred(nn.Module):
+    """A network whose buffer is a view of the training data."""
+
+    def __init__(self, data: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("centre", data[0])
+        self.first, self.head = nn.Linear(6, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.first(x - self.centre))
+
+
+def test_file_holds_no_training_data(tmp_path: Path) -> None:
+    data = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
+    net = Centred(data)
+    model = MorphogeneticModel(net, sites=find_sites(net, "first", data))
+    model.bind_optimiser(torch.optim.SGD(net.parameters(), lr=0.1))
+    model.germinate(0, blueprint_named("mlp", "features").index, Style.LINEAR_ADD)
+    model.train()(data).sum().backward()
+    save(network_state(model), tmp_path / "centred.pt")
+    content = (tmp_path / "centred.pt").read_bytes()
+    assert data[0].numpy().tobytes() in content
+    assert not any(row.numpy().tobytes() in content for row in data[1:])
+
+
+def test_file_of_a_segmented_host_holds_no_captured_features(tmp_path: Path) -> None:
+    trial = planted(Case("conv_light", 0, "images", 4))
+    trial.train(1)
+    features = trial.model.captured(SLOT)
+    content = saved(trial, tmp_path).read_bytes()
+    assert features[1].contiguous().numpy().tobytes() not in content
+    tensors = torch.load(tmp_path / "deep" / "network.pt", weights_only=True)["state"]
+    assert tensors.keys() == trial.model.host.state_dict().keys()
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+class Renamed(PlainImages):
+    """A network of another class with the same tensors."""
+
+
+class Deeper(nn.Sequential):
+    """A network whose depth is an argument."""
+
+    def __init__(self, depth: int, width: int = 6) -> None:
+        super().__init__(*(nn.Sequential(nn.Linear(6, width), nn.Linear(width, 6)) for _ in range(depth)))
+
+
+def deeper_file(folder: Path) -> Path:
+    net = Deeper(3)
+    model = MorphogeneticModel(net, sites=find_sites(net, ["0", "1"], torch.randn(4, 6)))
+    model.bind_optimiser(torch.optim.SGD(net.parameters(), lr=0.1))
+    model.germinate(1, blueprint_named("mlp", "features").index, Style.LINEAR_ADD)
+    save(network_state(model), folder / "deeper.pt")
+    return folder / "deeper.pt"
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        (Renamed(4), "holds a PlainImages, and base is a Renamed$"),
+        (BatchHost(4), "holds a PlainImages, and base is a BatchHost$"),
+        (PlainImages(8), "does not fit this PlainImages: size mismatch for head.weight: .*$"),
+    ],
+)
+def test_network_of_another_class_or_size_is_refused_and_left_as_it_was(
+    base: nn.Module, sentence: str, tmp_path: Path
+) -> None:
+    path = saved(grown(), tmp_path)
+    assert_refused(path, base, rf"^'{path}' {sentence}")
+
+
+@pytest.mark.parametrize(
+    ("base", "sentence"),
+    [
+        (Deeper(1), "does not fit this Deeper: .*1.*"),  # the submodule of a slot is missing
+        (Deeper(2), "does not fit this Deeper: .*2\\.0\\.weight.*"),
+        (Deeper(4), "does not fit this Deeper: .*3\\.0\\.weight.*"),
+        (Deeper(3, width=5), "does not fit this Deeper: size mismatch for .*"),
+    ],
+    ids=["depth 1", "depth 2", "depth 4", "width 5"],
+)
+def test_network_of_another_depth_is_refused_and_left_as_it_was(
+    base: nn.Module, sentence: str, tmp_path: Path
+) -> None:
+    path = deeper_file(tmp_path)
+    assert_refused(path, base, rf"^'{path}' {sentence}$")
+
+
+def assert_refused(path: Path, base: nn.Module, sentence: str) -> None:
+    before, modules = tensors_of(base), [name for name, _ in base.named_modules()]
+    with pytest.raises(HostError, match=sentence) as raised:
+        load(path, base=base)
+    assert "\n" not in str(raised.value)
+    assert_same(tensors_of(base), before)
+    assert [name for name, _ in base.named_modules()] == modules
+    assert not any(module._forward_hooks for module in base.modules())
+
+
+def test_growing_network_is_refused_as_base_and_keeps_its_slots(tmp_path: Path) -> None:
+    path, other = saved(grown(), tmp_path), grown()
+    before = other.snapshot() | other.seed_snapshot()
+    with pytest.raises(HostError, match="this PlainImages is growing already"):
+        load(path, base=other.model.host)
+    assert_same(other.snapshot() | other.seed_snapshot(), before)
+
+
+def test_network_of_a_user_is_refused_without_base(tmp_path: Path) -> None:
+    path = saved(grown(), tmp_path)
+    sentence = f"^'{path}' holds a PlainImages, which is no built-in host; pass base=, a new PlainImages$"
+    with pytest.raises(HostError, match=sentence):
+        load(path)
+
+
+def test_blueprint_of_a_user_is_loaded_only_where_it_is_registered(tmp_path: Path) -> None:
+    x, _ = batch(7)
+    with registered("mine", DropoutSeed):
+        trial = grown(blueprint="mine")
+        path = saved(trial, tmp_path)
+        assert torch.equal(load(path, base=PlainImages(4)).eval()(x), trial.model.eval()(x))
+    base = PlainImages(4)
+    before = tensors_of(base)
+    with pytest.raises(UnknownNameError, match="unknown blueprint for feature_map hosts 'mine'"):
+        load(path, base=base)
+    assert_same(tensors_of(base), before)
+    assert not slots_of(base)
+
+
+FOREIGN: dict[str, Any] = {
+    "empty file": b"",
+    "text": b"epoch,loss\n1,0.5\n",
+    "pickle of code": pickle.dumps(print),
+    "tensor": torch.zeros(3),
+    "list": [1, 2],
+    "number": 3,
+    "state dict": nn.Linear(2, 2).state_dict(),
+    "other file": {"sites": 5, "state": {}, "class": "PlainImages", "spec": None},
+    "state of a number": {"sites": [], "state": 5, "class": "PlainImages", "spec": None},
+    "site of text": {"sites": ["first"], "state": {}, "class": "PlainImages", "spec": None},
+    "site without path": {"sites": [{"name": "first"}], "state": {}, "class": "PlainImages", "spec": None},
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_foreign_file_is_refused_and_base_left_as_it_was(content: Any, tmp_path: Path) -> None:
+    path = tmp_path / "foreign.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        torch.save(content, path)
+    base = PlainImages(4)
+    before = tensors_of(base)
+    sentence = rf"^'{path}' is no network that esper saved \(\w+\); pass a file that Grown\.save wrote$"
+    with pytest.raises(EsperError, match=sentence):
+        load(path, base=base)
+    assert_same(tensors_of(base), before)
+    assert not slots_of(base)
+
+
+def test_missing_cut_and_other_paths_are_refused(tmp_path: Path) -> None:
+    path = saved(grown(), tmp_path)
+    path.write_bytes(path.read_bytes()[:-500])
+    for wrong in (path, tmp_path, tmp_path / "nothing.pt"):
+        with pytest.raises(EsperError, match=rf"^'{wrong}' is no network that esper saved"):
+            load(wrong, base=PlainImages(4))
