@@ -183,9 +183,10 @@ class FlopMeter:
     def __post_init__(self) -> None:
         shape = tuple(self.sample.shape)
         first, *rest = self.model.segments or [self.model.host]
-        self._segments = [count_part(first, shape, self.sample.dtype)]
         parts = zip(rest, self.model.sites, strict=True) if rest else ()
-        self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
+        with self.model.taking_part(self.model.without(*self.model.blended)):  # seeds are counted apart
+            self._segments = [count_part(first, shape, self.sample.dtype)]
+            self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
         self._seeds: dict[int, PartCost] = {}
         self._spent: dict[int, int] = {}
         self._candidates: dict[int, list[int]] = {}
