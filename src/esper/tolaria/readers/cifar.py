@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.tolaria.readers.files import AGAIN, file_size, read_bytes
-from esper.tolaria.readers.parts import Part, check_labels
+from esper.tolaria.readers.labels import LabelledImages, check_labels
 
 TRAIN: Final = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST: Final = ("test_batch.bin",)
@@ -18,7 +18,7 @@ SHAPE: Final = (3, 32, 32)
 RECORD: Final = 1 + 3 * 32 * 32
 
 
-def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[Part, Part]:
+def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[LabelledImages, LabelledImages]:
     """Training and test part; every file must hold exactly ``records`` records.
 
     A file has no header: the number is what tells one that was cut between two records.
@@ -26,9 +26,9 @@ def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[Part, Par
     return _read_part(folder, TRAIN, records), _read_part(folder, TEST, records)
 
 
-def _read_part(folder: Path, names: tuple[str, ...], records: int) -> Part:
+def _read_part(folder: Path, names: tuple[str, ...], records: int) -> LabelledImages:
     table = torch.cat([_read_batch(folder / name, records) for name in names])
-    return Part(table[:, 1:].reshape(-1, *SHAPE), table[:, 0].long())
+    return LabelledImages(table[:, 1:].reshape(-1, *SHAPE), table[:, 0].long())
 
 
 def _read_batch(path: Path, records: int) -> Tensor:

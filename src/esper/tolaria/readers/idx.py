@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.tolaria.readers.files import AGAIN, GREATEST_RATIO, file_size, list_folder, read_content
-from esper.tolaria.readers.parts import Part, check_labels
+from esper.tolaria.readers.labels import LabelledImages, check_labels
 
 WANTED: Final = "an IDX file of unsigned bytes, plain or gzip-compressed,"
 MAX_RANK: Final = 64  # what torch's own operations accept
@@ -35,7 +35,7 @@ def read_idx(path: Path) -> Tensor:
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
 
 
-def read_labelled_idx(folder: Path, *, classes: int = 10) -> tuple[Part, Part]:
+def read_labelled_idx(folder: Path, *, classes: int = 10) -> tuple[LabelledImages, LabelledImages]:
     """Training and test part of a folder with the four files of MNIST; plain ones go before ``.gz``."""
     names = {path.name for path in list_folder(folder, "a folder with the four files of MNIST")}
     train, test = (_read_part(folder, names, prefix, classes) for prefix in ("train", "t10k"))
@@ -47,7 +47,7 @@ def read_labelled_idx(folder: Path, *, classes: int = 10) -> tuple[Part, Part]:
     return train, test
 
 
-def _read_part(folder: Path, names: set[str], prefix: str, classes: int) -> Part:
+def _read_part(folder: Path, names: set[str], prefix: str, classes: int) -> LabelledImages:
     images_path = _either(folder, names, f"{prefix}-images-idx3-ubyte")
     labels_path = _either(folder, names, f"{prefix}-labels-idx1-ubyte")
     images = _read_ranked(images_path, 3, "count × height × width")
@@ -58,7 +58,7 @@ def _read_part(folder: Path, names: set[str], prefix: str, classes: int) -> Part
             " there must be one label for each image: copy or download both again"
         )
     check_labels(labels, classes, labels_path)
-    return Part(images.unsqueeze(1), labels)
+    return LabelledImages(images.unsqueeze(1), labels)
 
 
 def _either(folder: Path, names: set[str], name: str) -> Path:

@@ -16,8 +16,8 @@ from esper.tolaria.readers.cifar import read_cifar_binary
 from esper.tolaria.readers.files import list_folder
 from esper.tolaria.readers.folders import read_split_folders
 from esper.tolaria.readers.idx import read_labelled_idx
-from esper.tolaria.readers.parts import Part
-from esper.tolaria.readers.places import find_data
+from esper.tolaria.readers.labels import LabelledImages
+from esper.tolaria.readers.data_folders import find_data
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
@@ -26,7 +26,7 @@ CIFAR_HINT: Final = (
 )
 CIFAR_CLASSES: Final = 10
 
-Parts = tuple[Part, Part]
+Parts = tuple[LabelledImages, LabelledImages]
 """What the data set offers to train on, and to test on."""
 
 
@@ -55,9 +55,9 @@ _read_folders = cache(read_split_folders)
 
 @cache
 def _pooled(folder: Path) -> Parts:
-    def halve(part: Part) -> Part:
+    def halve(part: LabelledImages) -> LabelledImages:
         pooled = torch.cat([F.avg_pool2d(chunk.float(), 2) for chunk in part.images.split(4096)])
-        return Part(pooled.round().to(torch.uint8), part.labels)
+        return LabelledImages(pooled.round().to(torch.uint8), part.labels)
 
     train, test = _read_idx(folder)
     return halve(train), halve(test)
@@ -87,7 +87,7 @@ def _loader(
     return load
 
 
-def _check(part: Part, shape: tuple[int, int, int], count: int, purpose: str) -> None:
+def _check(part: LabelledImages, shape: tuple[int, int, int], count: int, purpose: str) -> None:
     found = tuple(part.images.shape[1:])
     if found != shape:
         raise DataError(

@@ -15,8 +15,8 @@ from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.readers.files import read_bytes
-from esper.tolaria.readers.places import find_data
-from esper.tolaria.readers.text import read_text, windows
+from esper.tolaria.readers.data_folders import find_data
+from esper.tolaria.readers.text_files import read_text, windows
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 VOCABULARY: Final = 256

@@ -8,7 +8,7 @@ from torch import Tensor
 from esper.leyline.errors import DataError
 
 
-class Part(NamedTuple):
+class LabelledImages(NamedTuple):
     """One part of a data set, training or test."""
 
     images: Tensor

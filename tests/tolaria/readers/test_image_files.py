@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from esper.tolaria.readers.images import Pixels, read_image
+from esper.tolaria.readers.image_files import Pixels, read_image
 from tests.tolaria.readers.building import KINDS, Bytes, image_bytes, png_bytes, random_bytes, refused
 
 COLOURS = random_bytes(5, 7, 3)

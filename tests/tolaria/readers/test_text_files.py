@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.tolaria.readers.text import read_text, windows
+from esper.tolaria.readers.text_files import read_text, windows
 from tests.tolaria.readers.building import refused
 
 
