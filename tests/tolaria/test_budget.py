@@ -14,7 +14,7 @@ from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.stages import Stage
-from esper.tolaria.anytime import MARKS, run_anytime
+from esper.tolaria.budget_marks import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
