@@ -1,4 +1,4 @@
-"""Scores of every configuration of the seeds, and contributions, Shapley values and interactions from them."""
+"""Scores of configurations of seeds, and contributions, Shapley values and interactions from them."""
 
 from collections.abc import Iterable
 from itertools import permutations

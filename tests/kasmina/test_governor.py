@@ -19,7 +19,7 @@ def alarms(losses: Sequence[float], guess_loss: float | None) -> dict[int, str]:
 
 CALM, RESTLESS = [0.30, 0.30, 0.31, 0.30, 0.31], [0.3, 0.7, 0.35, 0.75, 0.3]
 RISING = [1.0, 0.5, 0.3, 0.2, 0.2, 0.19, 0.18, 0.9, 1.2]
-# Text model before its learning rate is set too high. Largest of the last five good losses 2.78, median change
+# Text model before its learning rate is set too high. Largest of the last five losses 2.78, median change
 # 0.09: the limit is 2.78 + 6·0.09 = 3.32, and 2.78 + 0.27 = 3.05 after a bad epoch.
 LEARNING = [2.96, 2.78, 2.65, 2.54, 2.47, 2.41]
 

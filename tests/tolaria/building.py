@@ -80,7 +80,7 @@ PLAN = {
     6: action(LifecycleOp.FOSSILIZE, 1),
     8: action(LifecycleOp.PRUNE, 0, alpha_speed=1),
 }
-"""Actions by epoch: the seed of slot 1 is fossilized, that of slot 0 is ramped out, that of slot 2 is held."""
+"""Actions by epoch: the seed of slot 1 is fossilized, that of slot 0 ramped out, that of slot 2 held."""
 
 
 # --- environments ----------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def load_chains(generator: torch.Generator) -> Splits:
 def token_task(
     widths: Sequence[int] = (4, 4), *, rules: LifecycleRules = SMALL_RULES, **changes: Any
 ) -> TaskSpec:
-    """Return a task of token sequences for a GPT that is too narrow to learn the permutation without seeds."""
+    """Return a task of token sequences for a GPT that is too narrow to learn them without seeds."""
     few = {"load": load_chains, "input_shape": (TOKENS,), "classes": SYMBOLS, "batches_per_epoch": 12}
     return replace(
         task_named("pycode"),
