@@ -1,4 +1,4 @@
-"""CIFAR-10 in its binary version: six files of records, each one byte of label and 3 × 32 × 32 of image."""
+"""Reader of binary CIFAR-10: six files of records, each a label byte and 3 × 32 × 32 image bytes."""
 
 from pathlib import Path
 from typing import Final
@@ -19,9 +19,9 @@ RECORD: Final = 1 + 3 * 32 * 32
 
 
 def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[LabelledImages, LabelledImages]:
-    """Training and test part; every file must hold exactly ``records`` records.
+    """Return training and test images; every file must have exactly ``records`` records.
 
-    A file has no header: the number is what tells one that was cut between two records.
+    The files have no header, so a file that was cut between two records is only detected by their number.
     """
     return _read_part(folder, TRAIN, records), _read_part(folder, TEST, records)
 
@@ -32,7 +32,7 @@ def _read_part(folder: Path, names: tuple[str, ...], records: int) -> LabelledIm
 
 
 def _read_batch(path: Path, records: int) -> Tensor:
-    """uint8 ``[records, 3073]``, label first."""
+    """Return uint8 ``[records, 3073]``, the label first."""
     size = records * RECORD
     content = read_bytes(path, WANTED, limit=size + 1)
     if len(content) != size:

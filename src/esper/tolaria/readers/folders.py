@@ -1,4 +1,4 @@
-"""Images in one folder per class; the folders' names, sorted, are the classes."""
+"""Reader of images in one folder per class; the sorted folder names are the classes."""
 
 from pathlib import Path
 
@@ -11,9 +11,14 @@ from esper.tolaria.readers.labels import LabelledImages
 
 
 def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[LabelledImages, tuple[str, ...]]:
-    """All images of all classes as RGB, class by class and in the order of file names; and the class names.
+    """Return all images as RGB, sorted by class and file name, and the class names.
 
-    All images must have one size. ``classes`` is how many there must be, where that is known.
+    Args:
+        folder: Folder of class folders.
+        classes: Required number of classes; any number unless given.
+
+    Raises:
+        DataError: There are no classes or not ``classes``, a file is no image, or the sizes differ.
     """
     class_folders = list_folder(folder, "a folder with one folder of images per class")
     if not class_folders:
@@ -40,7 +45,7 @@ def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[Labe
 
 
 def read_split_folders(folder: Path, *, classes: int | None = None) -> tuple[LabelledImages, LabelledImages]:
-    """Training and test part from ``train`` and ``test`` below ``folder``, with the same classes."""
+    """Return training and test images from the folders ``train`` and ``test``, with the same classes."""
     train, train_names = read_image_folder(folder / "train", classes=classes)
     test, test_names = read_image_folder(folder / "test", classes=classes)
     if train_names != test_names:

@@ -1,4 +1,4 @@
-"""What the readers of labelled images give back, and the rule for labels."""
+"""Labelled images, as readers return them, and the check of labels."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from esper.leyline.errors import DataError
 
 
 class LabelledImages(NamedTuple):
-    """One part of a data set, training or test."""
+    """Images and labels of the training or test part of a data set."""
 
     images: Tensor
     """uint8 ``[N, C, H, W]``."""
@@ -18,7 +18,7 @@ class LabelledImages(NamedTuple):
 
 
 def check_labels(labels: Tensor, classes: int, path: Path) -> None:
-    """Labels ``[N]``, none of them negative, must name one of ``classes`` classes."""
+    """Raise DataError if one of the labels ``[N]``, which are not negative, is not below ``classes``."""
     wrong = (labels >= classes).nonzero()
     if len(wrong):
         place = int(wrong[0])
