@@ -32,7 +32,7 @@ from esper.karn.resampling import FloatArray, excess, merit, merit_interval, mer
 from esper.karn.study_page import Curve, draw_curves
 from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
-from esper.tolaria.anytime import MARKS, run_anytime
+from esper.tolaria.budget_marks import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named

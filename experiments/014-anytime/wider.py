@@ -20,7 +20,7 @@ from run import COMPARISONS
 
 from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
-from esper.tolaria.anytime import MARKS, run_anytime
+from esper.tolaria.budget_marks import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks import task_named

@@ -162,7 +162,10 @@ def test_score_samples_restores_modes_after_an_error(kind: Kind) -> None:
     with pytest.raises(ZeroDivisionError):
         measure((0,), scorer)
     assert [module.training for module in modules] == wanted
-    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [True, False]
+    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [
+        True,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("kind", IMAGES)

@@ -133,10 +133,16 @@ def test_sync_copies_stage_and_alpha_from_the_table_to_the_slots(kind: Kind) -> 
     trial = begin(kind, 4)
     germinate(trial.model, "norm", 0, slot=0)
     assert (trial.model.incubating, trial.model.blended) == ([0], [])
-    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [False, False]
+    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [
+        False,
+        False,
+    ]
     trial.place(Stage.BLENDING, 0.25)
     assert (trial.model.incubating, trial.model.blended) == ([], [0])
-    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [True, False]
+    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [
+        True,
+        False,
+    ]
     graft = trial.model.slot(0).graft
     assert graft is not None
     assert graft.alpha.item() == 0.25

@@ -1,4 +1,4 @@
-"""Small tasks, grown networks and bit-for-bit comparison for the tests of tolaria and the benchmarks."""
+"""Small tasks, grown networks and bit-for-bit comparison for tests and benchmarks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.kasmina import CNNHost, Host, MorphogeneticModel, lifecycle
+from esper.kasmina.contributions import Contributions, measure, score_samples
+from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.leyline import (
     CANONICAL_ACTION,
     BlueprintAction,
@@ -27,7 +29,7 @@ from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.minibatch import train_batch
-from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.objective import CLASSIFICATION, Objective
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.tasks.digits import _load_arrays
 from esper.tolaria.tasks.spec import Instance, InstanceDistribution
@@ -38,7 +40,7 @@ SMALL_RULES = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epo
 
 
 class ListSink:
-    """Keeps every row."""
+    """Collects all rows in a list."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -47,6 +49,7 @@ class ListSink:
         self.rows.append(row)
 
     def of(self, kind: type[RowType]) -> list[RowType]:
+        """Return the rows of exactly this type."""
         return [row for row in self.rows if type(row) is kind]
 
 
@@ -54,7 +57,7 @@ class ListSink:
 
 
 def action(op: LifecycleOp, slot: int = 0, **heads: int) -> IntArray:
-    """An action ``[8]`` with every head that is not named at its canonical value."""
+    """Return an action ``[8]``; heads that are not given have their canonical value."""
     row = CANONICAL_ACTION.copy()
     row[Head.OP], row[Head.SLOT] = op, slot
     for name, value in heads.items():
@@ -66,7 +69,7 @@ WAIT = action(LifecycleOp.WAIT)
 
 
 def plant(slot: int, blueprint: BlueprintAction = BlueprintAction.CONV_LIGHT, **heads: int) -> IntArray:
-    """Germinate with the shortest first ramp, to full alpha."""
+    """Return a GERMINATE action with the shortest ramp to full alpha."""
     return action(LifecycleOp.GERMINATE, slot, blueprint=blueprint, **{"tempo": 0, **heads})
 
 
@@ -77,14 +80,14 @@ PLAN = {
     6: action(LifecycleOp.FOSSILIZE, 1),
     8: action(LifecycleOp.PRUNE, 0, alpha_speed=1),
 }
-"""Actions by epoch: one seed becomes permanent, one is ramped out, one is held."""
+"""Actions by epoch: the seed of slot 1 is fossilized, that of slot 0 ramped out, that of slot 2 held."""
 
 
 # --- environments ----------------------------------------------------------------------------------
 
 
 def load_few_digits(generator: torch.Generator) -> Splits:
-    """128 images to train on, 48 to validate, 48 to test."""
+    """Return splits of 128 training, 48 validation and 48 test images."""
     images, labels = _load_arrays()
     return split_images(images[:224], labels[:224], validation=48, test=48, generator=generator)
 
@@ -92,7 +95,7 @@ def load_few_digits(generator: torch.Generator) -> Splits:
 def tiny_task(
     widths: Sequence[int] = (2, 4, 4), *, kernel: int = 1, rules: LifecycleRules = SMALL_RULES, **changes: Any
 ) -> TaskSpec:
-    """The digits with little data, a narrow host and one minibatch of 32 per epoch."""
+    """Return a digits task with 128 training images, a narrow host and one minibatch of 32 per epoch."""
     few = {"load": load_few_digits, "batches_per_epoch": 1, "batch_size": 32, "horizon": 25}
     return replace(
         task_named("digits_impaired"),
@@ -107,7 +110,7 @@ SYMBOLS, TOKENS = 24, 6
 
 
 def load_chains(generator: torch.Generator) -> Splits:
-    """Tokens that each decide the next by one fixed permutation, nine times of ten."""
+    """Return token sequences in which a fixed permutation gives the next token with probability 0.9."""
     follower = torch.randperm(SYMBOLS, generator=torch.Generator().manual_seed(7))
 
     def draw(count: int) -> Samples:
@@ -125,7 +128,7 @@ def load_chains(generator: torch.Generator) -> Splits:
 def token_task(
     widths: Sequence[int] = (4, 4), *, rules: LifecycleRules = SMALL_RULES, **changes: Any
 ) -> TaskSpec:
-    """Chains of tokens for a GPT that is too narrow to learn the whole permutation until it grows."""
+    """Return a task of token sequences for a GPT that is too narrow to learn them without seeds."""
     few = {"load": load_chains, "input_shape": (TOKENS,), "classes": SYMBOLS, "batches_per_epoch": 12}
     return replace(
         task_named("pycode"),
@@ -137,7 +140,7 @@ def token_task(
 
 
 class NoisyTask(TaskSpec):
-    """A task whose host draws random numbers while it trains."""
+    """Task whose host has a dropout layer."""
 
     def build_host(self, instance: Instance) -> Host:
         host = super().build_host(instance)
@@ -147,13 +150,13 @@ class NoisyTask(TaskSpec):
 
 
 def noisy_task(**changes: Any) -> TaskSpec:
-    """The tiny task with dropout in its host."""
+    """Return the tiny task with dropout in its host."""
     tiny = tiny_task(**changes)
     return NoisyTask(**{field.name: getattr(tiny, field.name) for field in fields(tiny)})
 
 
 class RecordedEnv(MorphEnv):
-    """Emits the row of every decision itself; in a run, whoever decides has it emitted."""
+    """Emits the row of every decision at once; in a run the caller of ``step`` does so."""
 
     def step(self, action: IntArray) -> EnvFacts:
         facts = super().step(action)
@@ -162,7 +165,7 @@ class RecordedEnv(MorphEnv):
 
 
 def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, ListSink]:
-    """An environment at the beginning of its first episode, and what it emits."""
+    """Return an environment at the start of its first episode, and the sink of its rows."""
     sink = ListSink()
     env = RecordedEnv(task or tiny_task(), **{"rng_seed": 0, "sink": sink, **arguments})
     env.reset()
@@ -170,7 +173,7 @@ def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, L
 
 
 def run(env: MorphEnv, actions: Mapping[int, IntArray], until: int | None = None) -> MorphEnv:
-    """Step to epoch ``until`` (default: the horizon), waiting where ``actions`` has nothing for the epoch."""
+    """Step to epoch ``until`` (default: the horizon); epochs without an entry in ``actions`` wait."""
     while not env.ended and env.epoch != until:
         env.step(actions.get(env.epoch, WAIT))
     return env
@@ -184,7 +187,7 @@ def stages_of(env: MorphEnv) -> list[Stage]:
 
 
 def stir(module: nn.Module, rng_seed: int = 0, scale: float = 0.3) -> None:
-    """Move every weight off its initial value, so that no seed is the identity any more."""
+    """Add noise to every weight, so that seeds change the output."""
     generator = torch.Generator().manual_seed(rng_seed)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -200,9 +203,15 @@ def grown_model(
     rules: LifecycleRules = SMALL_RULES,
     rng_seed: int = 0,
 ) -> tuple[MorphogeneticModel, torch.optim.Optimizer]:
-    """A model whose seeds do something, all in ``stage`` and, where they are blended, at full alpha.
+    """Return a model whose seeds change the output, and the optimiser of its host.
 
-    ``styles`` are dealt out to the seeds in turn; the host is that of ``digits_impaired`` by default.
+    Args:
+        seeds: Blueprints by slot.
+        host: The host of ``digits_impaired`` unless given.
+        styles: Blend styles, assigned to the seeds in turn.
+        stage: Stage of all seeds; blended ones have full alpha.
+        rules: Lifecycle rules.
+        rng_seed: Seed of the initial weights.
     """
     torch.manual_seed(rng_seed)
     if host is None:
@@ -221,11 +230,25 @@ def grown_model(
 
 
 def practise(model: MorphogeneticModel, optimiser: torch.optim.Optimizer, batches: int = 60) -> None:
-    """Train on some digits, so that switching a seed off changes scores."""
+    """Train on digits, so that switching a seed off changes scores."""
     model.train()
     for number in range(batches):
         x, y = digits(64, start=400 + 64 * (number % 16))
         train_batch(model, optimiser, x, y, CLASSIFICATION.loss, clip=5.0)
+
+
+def measured_on(
+    model: MorphogeneticModel,
+    x: Tensor,
+    y: Tensor,
+    slots: Sequence[int],
+    objective: Objective = CLASSIFICATION,
+    calibration: Tensor | None = None,
+    **settings: Any,
+) -> Contributions:
+    """Return the contributions of the seeds in ``slots`` on the samples ``x, y``."""
+    scorer = score_samples(model, x, y, objective.sample_scores, objective.sample_losses, calibration)
+    return measure(slots, scorer, **settings)
 
 
 def cnn(widths: Sequence[int], kernel: int = 3) -> CNNHost:
@@ -233,7 +256,7 @@ def cnn(widths: Sequence[int], kernel: int = 3) -> CNNHost:
 
 
 def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float = 1.0) -> None:
-    """Put a seed where a whole episode would have brought it; alpha counts where it is blended."""
+    """Set stage and alpha of a seed as an episode would; alpha is 0 outside of blended stages."""
     table = model.table
     table.stage[0, slot] = stage
     table.ramp_elapsed[0, slot] = table.ramp_epochs[0, slot]
@@ -242,7 +265,7 @@ def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float =
 
 
 def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Some of the embedded images, roughly normalised."""
+    """Return ``count`` of the embedded images, roughly normalised, and their labels."""
     images, labels = _load_arrays()
     chosen = slice(start, start + count)
     return ((images[chosen] - 5.0) / 6.0).contiguous(memory_format=torch.channels_last), labels[chosen]
@@ -252,7 +275,7 @@ def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def bits(tree: Any) -> Any:
-    """Nested dictionaries and lists with every array as its bytes: equal where NaN is, and nowhere else."""
+    """Return nested dictionaries and lists with arrays as bytes, so that NaN equals NaN."""
     if isinstance(tree, Tensor):
         return tuple(tree.shape), tree.detach().contiguous().numpy().tobytes()
     if isinstance(tree, np.ndarray):
@@ -268,12 +291,20 @@ def bits(tree: Any) -> Any:
     return tree
 
 
+def host_tensors(model: MorphogeneticModel) -> dict[str, Tensor]:
+    """Return the host's weights and buffers by name, without those of seeds."""
+    tensors = model.host.state_dict().items()
+    return {name: tensor for name, tensor in tensors if SEED_NAME not in name.split(".")}
+
+
 def host_bits(env: MorphEnv) -> Any:
-    """Everything of the host: weights, buffers, optimiser, random stream, data cursor."""
+    """Return the host's weights, buffers, optimiser state, random stream and data cursor as bytes."""
+    parameters, optimiser = env.model.host_parameters(), env.host.optimiser
+    settings = {name: value for name, value in optimiser.param_groups[0].items() if name != "params"}
     return bits(
         {
-            "weights": env.model.host.state_dict(),
-            "optimiser": env.host.optimiser.state_dict(),
+            "weights": host_tensors(env.model),
+            "optimiser": [settings, *(optimiser.state[p] for p in parameters if p in optimiser.state)],
             "stream": env.host._host_stream.get_state(),
             "cursor": (env.host._cursor._order, env.host._cursor._position),
         }
@@ -281,7 +312,7 @@ def host_bits(env: MorphEnv) -> Any:
 
 
 def every_choice(count: int) -> NDArray[np.bool_]:
-    """All on/off configurations ``[2^count, count]``, nothing on first, everything on last."""
+    """Return all on/off configurations ``[2^count, count]``, from all off to all on."""
     return np.array(list(product((False, True), repeat=count)))
 
 

@@ -1,24 +1,26 @@
-"""Episodes that spend a budget: what a step buys, who is charged, and how the rate follows."""
+"""Episodes with a compute budget: minibatches per step, charged FLOPs, learning rates, results at marks."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from esper.kasmina.optim import wsd_factor
 
 from esper.kasmina.compute import FlopMeter
 from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.schedules import wsd_factor
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
+from esper.leyline.rows import DecisionRow
 from esper.leyline.stages import Stage
-from esper.tolaria.anytime import MARKS, run_anytime
+from esper.tolaria.budget_marks import MARKS, run_anytime
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
 from tests.study.building import few
+from tests.tolaria.building import ListSink
 
 WAIT = np.array(CANONICAL_ACTION)
 TEXT = b"".join(b"%d %d\n" % (n, n * n) for n in range(8000))
@@ -32,17 +34,18 @@ TASK = replace(
     horizon=20,
     warmup=4,
 )
-"""A step is 250 MFLOP; a minibatch of one, two and three layers costs 32.5, 58.7 and 84.9 MFLOP."""
+"""A step costs 250 MFLOP; a minibatch costs 32.5, 58.7 and 84.9 MFLOP with one, two and three layers."""
 
 
 def plant(slot: int) -> np.ndarray:
+    """Return the action that plants a copy of the last block at ``slot``."""
     action = WAIT.copy()
     action[Head.OP], action[Head.SLOT], action[Head.BLUEPRINT] = OP_GERMINATE, slot, 1
     return action
 
 
 class Plan:
-    """Copies at the given steps, slot after slot."""
+    """Controller that plants a copy of the last block at each of the given steps, in the order of slots."""
 
     name = "plan"
 
@@ -58,6 +61,7 @@ class Plan:
 
 
 def run(task, *steps: int) -> MorphEnv:
+    """Run an episode that plants at ``steps``, in the order of slots."""
     env = MorphEnv(task, rng_seed=3)
     env.reset()
     while not env.ended:
@@ -71,13 +75,13 @@ def grown() -> MorphEnv:
 
 
 @pytest.mark.parametrize("trunk", [1, 3])
-def test_static_sizes_spend_the_budget_within_one_minibatch(trunk):
+def test_episode_without_growth_leaves_less_than_one_minibatch_of_the_budget(trunk):
     env = run(TASK.with_trunk(trunk))
     left = TASK.budget - env.host.meter.ledger.charged
     assert 0 <= left < env.host.meter.minibatch(TASK.batch_size)
 
 
-def test_a_grown_network_spends_the_same_and_pays_for_its_counterfactuals(grown):
+def test_growing_episode_spends_the_same_budget_and_is_charged_for_counterfactuals(grown):
     ledger = grown.host.meter.ledger
     left = TASK.budget - ledger.charged
     assert 0 <= left < grown.host.meter.minibatch(TASK.batch_size)
@@ -86,13 +90,13 @@ def test_a_grown_network_spends_the_same_and_pays_for_its_counterfactuals(grown)
     assert list(grown.table.stage[0, :3]) == [Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.DORMANT]
 
 
-def test_an_instance_has_its_share_of_the_budget_and_knows_what_that_buys():
+def test_instance_with_half_the_budget_reports_the_minibatches_that_are_left():
     half, copies = replace(TASK.instances, budget_shares=(0.5,)), replace(TASK.rules, blueprints=("stack",))
     env = MorphEnv(replace(TASK, instances=half, rules=copies), rng_seed=0)
-    # 2.5 GFLOP by 32.5 MFLOP a minibatch; a copy of the block takes 26.2 MFLOP of it more.
+    # 2.5 GFLOP at 32.5 MFLOP per minibatch; a copy of the block adds 26.2 MFLOP per minibatch.
     assert env.reset().minibatches_left == pytest.approx(76.9, abs=0.1)
     assert env.step(WAIT).candidate_cost == pytest.approx(26.2 / 32.5, abs=0.002)
-    # Three minibatches for the first twentieth, then two of 58.7 MFLOP for the next.
+    # Three minibatches in the first of 20 steps, then two of 58.7 MFLOP in the second.
     assert env.host.meter.ledger.charged == pytest.approx(3 * 32.5e6, rel=0.002)
     left = (2500 - 3 * 32.5 - 2 * 58.7) / 58.7
     assert env.step(plant(0)).minibatches_left == pytest.approx(left, rel=0.01)
@@ -101,7 +105,7 @@ def test_an_instance_has_its_share_of_the_budget_and_knows_what_that_buys():
     assert 2.4e9 < charged <= 2.5e9
 
 
-def test_a_larger_network_gets_fewer_minibatches_for_a_step():
+def test_step_of_a_larger_network_has_fewer_minibatches():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()
     counts = []
@@ -109,30 +113,33 @@ def test_a_larger_network_gets_fewer_minibatches_for_a_step():
         before = env.host.state()["batches"][0]
         env.step(action)
         counts.append(env.host.state()["batches"][0] - before)
-    # 7 · 32.5 = 227.5 leaves 22.5; 4 · 58.7 = 234.9 leaves 37.6, of which the seed's first measurement takes
-    # 8.4; so there are 279 for the third step, 3 · 84.9 = 254.7.
+    # 7 · 32.5 = 227.5 leaves 22.5; 4 · 58.7 = 234.9 leaves 37.6, of which the first measurement of the seed
+    # costs 8.4; the third step has 279 and spends 3 · 84.9 = 254.7.
     assert counts == [7, 4, 3]
 
 
-def test_the_smallest_mark_of_fashion_scaling_holds_two_hundred_minibatches_of_the_largest_size():
+def test_smallest_mark_of_fashion_scaling_pays_for_200_minibatches_of_the_largest_host():
     task = task_named("fashion_scaling")
     largest = task.with_trunk(1 + task.num_slots).instances.draw(torch.Generator())
     meter = FlopMeter(MorphogeneticModel(task.build_host(largest), task.rules), torch.zeros(1, 14, 14))
     assert MARKS[0] * task.budget >= 200 * meter.minibatch(task.batch_size)
 
 
-def test_a_seed_enters_at_full_alpha_and_tempo_is_canonical():
-    env = MorphEnv(TASK, rng_seed=3)
+def test_seed_has_full_alpha_at_birth_and_its_tempo_is_ignored():
+    sink = ListSink()
+    env = MorphEnv(TASK, rng_seed=3, sink=sink)
     env.reset()
     action = plant(0)
     action[Head.TEMPO] = 2
     env.step(action)
     assert env.table.alpha[0, 0] == 1.0
     assert env.table.measured[0, 0]
-    assert env._decision.action[Head.TEMPO] == CANONICAL_ACTION[Head.TEMPO]
+    env.record_decision()
+    [decision] = sink.of(DecisionRow)
+    assert decision.action[Head.TEMPO] == CANONICAL_ACTION[Head.TEMPO]
 
 
-def test_nothing_grows_once_the_rate_falls():
+def test_germination_is_illegal_in_the_decay_phase():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()
     for _ in range(15):
@@ -143,41 +150,40 @@ def test_nothing_grows_once_the_rate_falls():
     assert not legal_slots_by_op(env.table, TASK.rules)[0, OP_GERMINATE].any()
 
 
-def test_the_rate_rises_rests_and_falls():
-    # Four minibatches of warm-up: 1/5, 2/5 … then 1; the last fifth falls from 1 to 0.
+def test_wsd_factor_rises_stays_at_one_and_falls_to_zero():
+    # Warmup of four minibatches: 1/5, 2/5, ..., then 1; linear decay over the last fifth.
     assert [wsd_factor(0.1, n, 4) for n in (0, 1, 3, 4, 99)] == [0.2, 0.4, 0.8, 1.0, 1.0]
     assert [wsd_factor(p, 99, 4) for p in (0.8, 0.9, 1.0)] == pytest.approx([1.0, 0.5, 0.0])
 
 
-def test_a_new_seed_has_a_warm_up_of_its_own():
+def test_parameter_group_of_a_new_seed_has_its_own_warmup():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()
     for action in (WAIT, WAIT, WAIT, plant(0)):
         env.step(action)
-    (host,), (seed,) = (o.param_groups for o in (env.host.optimiser, env.model.slot(0).optimiser))
-    assert host["lr"] == 4e-3
-    # 23 minibatches of the bare host in three steps, then 4 of two layers: the fourth of 32 on the way up.
-    assert seed["lr"] == pytest.approx(4e-3 * 4 / 33)
+    assert env.host.optimiser.param_groups[0]["lr"] == 4e-3
+    # 23 minibatches without the seed in three steps, then 4 with it: the fourth of 32 warmup minibatches.
+    assert env.model.groups.own_group(0)["lr"] == pytest.approx(4e-3 * 4 / 33)
 
 
-def test_answers_at_marks_are_those_of_runs_that_end_there():
+def test_results_at_marks_equal_those_of_runs_that_end_there():
     marks = (0.25, 0.5, 1.0)
-    answers = run_anytime(TASK, Plan(2, 5), rng_seed=3, marks=marks)
-    assert list(answers) == list(marks)
+    reports = run_anytime(TASK, Plan(2, 5), rng_seed=3, marks=marks)
+    assert list(reports) == list(marks)
     for mark, steps in ((0.25, (2,)), (0.5, (2, 5)), (1.0, (2, 5))):
         alone = run(TASK.until(mark), *steps).finish()
-        assert alone.test_loss == answers[mark].test_loss
-        assert alone.flops == answers[mark].flops
+        assert alone.test_loss == reports[mark].test_loss
+        assert alone.flops == reports[mark].flops
 
 
-def test_a_budget_below_one_step_of_the_host_is_refused():
+def test_budget_below_one_minibatch_per_step_is_refused():
     with pytest.raises(
         HostError, match=r"budget of 100,000,000 FLOP .* 20 steps 5,000,000, .* give 650,117,120"
     ):
         MorphEnv(replace(TASK, budget=10**8), rng_seed=0).reset()
 
 
-def test_a_share_or_a_mark_without_whole_steps_is_refused():
+def test_share_or_mark_without_a_whole_number_of_steps_is_refused():
     for share in (0.3001, 0.0, 1.5):
         with pytest.raises(HostError, match=rf"up to {share:g} of its 20"):
             TASK.until(share)
@@ -185,7 +191,7 @@ def test_a_share_or_a_mark_without_whole_steps_is_refused():
         run_anytime(TASK, None, rng_seed=0, marks=(0.1,))
 
 
-def test_a_snapshot_of_a_budgeted_episode_goes_on_bit_for_bit():
+def test_restored_budgeted_episode_continues_bit_for_bit():
     one, other = MorphEnv(TASK, rng_seed=3), MorphEnv(TASK, rng_seed=3)
     one.reset()
     other.reset()

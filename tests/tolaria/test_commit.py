@@ -1,4 +1,4 @@
-"""The horizon: what becomes of live seeds, and what the final score is of."""
+"""The commit at the horizon: fate of live seeds, and the network that the final score belongs to."""
 
 import pytest
 import torch
@@ -10,9 +10,9 @@ from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import WAIT, plant, run, stages_of, started, stir, tiny_task
 
 
-def test_the_horizon_keeps_held_seeds_and_removes_every_other_live_one() -> None:
+def test_commit_fossilizes_held_seeds_and_prunes_all_other_live_seeds() -> None:
     env, sink = started(tiny_task((2, 4, 4, 4), horizon=7))
-    # One blends, one is held, one incubates, one was never planted.
+    # Slot 0 is blending, slot 1 held, slot 2 incubating, slot 3 empty.
     run(env, {0: plant(1), 3: plant(0)}, until=6)
     env.step(plant(2))
     assert stages_of(env) == [Stage.EMBARGOED, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.DORMANT]
@@ -27,7 +27,7 @@ def test_the_horizon_keeps_held_seeds_and_removes_every_other_live_one() -> None
     assert last[0].reason == "not held at the horizon"
 
 
-def test_a_held_seed_that_fails_its_gate_at_the_horizon_is_removed_and_the_row_says_why() -> None:
+def test_held_seed_refused_by_g5_at_the_horizon_is_pruned_with_the_reason_in_its_row() -> None:
     rules = LifecycleRules(min_training_epochs=2, strict_fossilize=True, min_contribution=100.0)
     env, sink = started(tiny_task(horizon=6, rules=rules))
     run(env, {0: plant(1)})
@@ -36,7 +36,7 @@ def test_a_held_seed_that_fails_its_gate_at_the_horizon_is_removed_and_the_row_s
     assert row.reason == "refused by G5 at the horizon: contribution_lower_bound"
 
 
-def test_the_final_score_is_the_committed_network_s() -> None:
+def test_final_score_and_rows_belong_to_the_committed_network() -> None:
     env, sink = started(tiny_task(horizon=7))
     run(env, {0: plant(1), 3: plant(0)}, until=6)
     stir(env.model.slot(0), scale=1.0)
@@ -54,9 +54,11 @@ def test_the_final_score_is_the_committed_network_s() -> None:
     assert facts.val_loss == pytest.approx(CLASSIFICATION.loss(committed, validation.y).item())
     last = [row for row in sink.of(CounterfactualRow) if row.epoch == 7]
     assert [row.on for row in last] == [[False, False, False], [False, True, False]]
-    assert last[-1].loss == pytest.approx(facts.val_loss), "the rows are the committed network's, once"
+    assert last[-1].loss == pytest.approx(facts.val_loss), (
+        "one row per configuration of the committed network"
+    )
     (removed,) = [row for row in sink.of(TransitionRow) if row.to_stage == Stage.PRUNED]
-    assert removed.slot == 0, "a live seed was in the forward pass until the commit"
+    assert removed.slot == 0, "the blending seed took part until the commit"
     assert report.val_scores[-1] == report.val_score
     assert len(report.val_scores) == 8, "the untrained host and seven epochs"
     assert report.params == facts.params == sum(p.numel() for p in env.model.parameters())

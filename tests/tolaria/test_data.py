@@ -1,3 +1,5 @@
+"""Splits of a data set, their normalisation and guess loss, and the order of minibatches."""
+
 import math
 from itertools import chain
 
@@ -22,12 +24,12 @@ def read_test(splits: Splits) -> Samples:
 
 
 def numbered(count: int) -> tuple[Tensor, Tensor]:
-    """Images of one pixel that hold their own number, which is also the label."""
+    """Return images of one pixel whose value is the label: 0, 1, 2, ..."""
     numbers = torch.arange(count)
     return numbers.float().reshape(count, 1, 1, 1), numbers
 
 
-def test_the_digits_are_split_into_1077_360_and_360() -> None:
+def test_digits_are_split_into_1077_training_360_validation_and_360_test_images() -> None:
     splits = load_digits(generator())
     assert (len(splits.train), len(splits.validation), len(read_test(splits))) == (1077, 360, 360)
     assert splits.train.x.shape == (1077, 1, 8, 8)
@@ -35,23 +37,23 @@ def test_the_digits_are_split_into_1077_360_and_360() -> None:
     assert sorted(set(splits.train.y.tolist())) == list(range(10))
 
 
-def test_every_sample_is_in_exactly_one_part_and_keeps_its_label() -> None:
+def test_every_sample_is_in_exactly_one_split_and_keeps_its_label() -> None:
     splits = split_images(*numbered(50), validation=10, test=15, generator=generator())
     parts = (splits.train, splits.validation, read_test(splits))
     assert [len(part) for part in parts] == [25, 10, 15]
     assert sorted(chain.from_iterable(part.y.tolist() for part in parts)) == list(range(50))
-    # The pixel is the label, so normalising the labels themselves gives the images back.
+    # The pixel is the label, so the images are the normalised labels.
     chosen = splits.train.y.double()
     for part in parts:
         np.testing.assert_allclose(part.x.flatten(), (part.y - chosen.mean()) / chosen.std(), atol=1e-5)
 
 
-def test_the_training_part_alone_sets_the_normalisation() -> None:
+def test_normalisation_depends_on_the_training_split_only() -> None:
     images, labels = _load_arrays()
     splits = load_digits(generator())
     assert splits.train.x.mean().item() == pytest.approx(0.0, abs=1e-5)
     assert splits.train.x.std().item() == pytest.approx(1.0, abs=1e-4)
-    # The same images once more, but with every image outside the training part a thousand times brighter.
+    # The same images, but those outside of the training split are a thousand times brighter.
     order = torch.randperm(len(images), generator=generator())
     bright = images.clone()
     bright[order[1077:]] *= 1000.0
@@ -59,7 +61,7 @@ def test_the_training_part_alone_sets_the_normalisation() -> None:
     assert torch.equal(again.train.x, splits.train.x)
 
 
-def test_the_split_follows_its_generator_and_leaves_something_to_train_on() -> None:
+def test_split_depends_on_its_generator_and_an_empty_training_split_is_refused() -> None:
     first, same, other = (load_digits(generator(seed)).train for seed in (0, 0, 1))
     assert torch.equal(first.x, same.x)
     assert not torch.equal(first.y, other.y)
@@ -67,31 +69,33 @@ def test_the_split_follows_its_generator_and_leaves_something_to_train_on() -> N
         split_images(*numbered(20), validation=10, test=10, generator=generator())
 
 
-def answering(*answers: int) -> Splits:
-    """Data whose training part has these answers, in two rows."""
+def with_targets(*answers: int) -> Splits:
+    """Return splits with these training targets, in two rows."""
     y = torch.tensor(answers).view(2, -1)
     samples = Samples(torch.zeros(len(y), 1), y)
     return Splits(samples, samples, GuardedTest(samples))
 
 
-def test_a_blind_guess_knows_how_often_each_answer_comes() -> None:
-    assert answering(0, 1, 2, 3).guess_loss() == pytest.approx(math.log(4))
-    # Half, a quarter, a quarter: ln 2 / 2 + 2·ln 4 / 4; classes that never come do not count.
-    assert answering(9, 9, 0, 3).guess_loss() == pytest.approx(1.5 * math.log(2))
+def test_guess_loss_is_the_entropy_of_the_training_targets() -> None:
+    assert with_targets(0, 1, 2, 3).guess_loss() == pytest.approx(math.log(4))
+    # Frequencies 1/2, 1/4, 1/4: ln 2 / 2 + 2·ln 4 / 4; classes that do not occur add nothing.
+    assert with_targets(9, 9, 0, 3).guess_loss() == pytest.approx(1.5 * math.log(2))
     with pytest.raises(
         DataError, match=r"all 4 answers to train on are 7, so there is nothing to learn; two"
     ):
-        answering(7, 7, 7, 7).guess_loss()
+        with_targets(7, 7, 7, 7).guess_loss()
 
 
-def test_every_minibatch_has_the_same_size_for_ever() -> None:
+def test_minibatches_have_a_fixed_size_and_no_sample_twice_between_reshuffles() -> None:
     cursor = BatchCursor(10, 4, generator())
     batches = [cursor.next().tolist() for _ in range(50)]
     assert all(len(set(batch)) == 4 for batch in batches)
-    # Ten samples give two batches and two leftovers, then a new order: no sample twice within a sweep.
+    # Ten samples give two batches; the two that are left over are dropped at the reshuffle.
     for sweep in zip(batches[0::2], batches[1::2], strict=True):
         assert len(set(chain.from_iterable(sweep))) == 8
-    assert set(chain.from_iterable(batches)) == set(range(10)), "leftovers come back in later sweeps"
+    assert set(chain.from_iterable(batches)) == set(range(10)), (
+        "dropped samples occur again after a reshuffle"
+    )
     assert batches[0:2] != batches[2:4]
     for size in (0, 11):
         with pytest.raises(DataError, match=rf"batch size \(={size}\) must be between 1 and the 10"):

@@ -1,4 +1,4 @@
-"""Devices by our own names: which there are, who runs where, and that it changes no bit."""
+"""Devices by name: refused names, assignment of environments, and results that do not depend on it."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ THERE = "there are cpu (or cpu:0 to cpu:63, the same processor under many names)
 GPUS = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
 
-def test_environments_are_dealt_out_in_turn_and_the_map_is_told_in_words() -> None:
+def test_environments_are_assigned_to_devices_in_turn_and_the_map_is_described() -> None:
     assert [device_of(env, TWO).name for env in range(5)] == ["cpu:0", "cpu:1", "cpu:0", "cpu:1", "cpu:0"]
     assert describe_map(TWO, 3) == "cpu:0 runs environments 0, 2; cpu:1 runs environment 1"
     assert describe_map(("cpu",), 32) == "cpu runs environments 0, 1, 2, …, 31"
     assert Device("cpu:1").torch == Device("cpu").torch == torch.device("cpu")
-    assert Device("cpu:1") != Device("cpu"), "the key is the name"
+    assert Device("cpu:1") != Device("cpu"), "devices are compared by name"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,9 @@ def test_environments_are_dealt_out_in_turn_and_the_map_is_told_in_words() -> No
         ),
     ],
 )
-def test_a_device_that_cannot_be_used_gets_one_sentence(settings: dict[str, Any], sentence: str) -> None:
+def test_unusable_device_or_precision_is_refused_by_every_config(
+    settings: dict[str, Any], sentence: str
+) -> None:
     for kind in (TrainingConfig, RunConfig, EvaluationConfig):
         given = {**settings, "controller": "ppo"} if kind is RunConfig else settings
         with pytest.raises(ConfigError) as refusal:
@@ -70,17 +72,17 @@ def test_more_devices_than_environments_are_refused(kind: Any, rest: dict[str, i
     assert str(refusal.value).startswith(f"3 devices (cpu:0, cpu:1, cpu:2) for {envs} leave some idle; name")
 
 
-def test_the_devices_that_are_there_are_listed() -> None:
+def test_refusal_of_a_missing_device_lists_the_available_ones() -> None:
     with pytest.raises(ConfigError) as refusal:
         checked(RunConfig, {"devices": ("cuda:99",)})
     assert str(refusal.value).endswith(THERE.format(", ".join(GPUS) or "no CUDA device"))
 
 
-# --- no bit depends on it --------------------------------------------------------------------------
+# --- results do not depend on devices --------------------------------------------------------------
 
 
 def run_vector(envs: Sequence[int], devices: Sequence[str]) -> tuple[SerialVector, ListSink, Any]:
-    """Six epochs of three minibatches; environment 1 follows the plan and the others wait."""
+    """Run six epochs of three minibatches; environment 1 follows the plan and all others wait."""
     sink = ListSink()
     task = noisy_task(horizon=6, batches_per_epoch=3)
     vector = SerialVector(task, rng_seed=3, env_indices=envs, sink=sink, devices=devices)
@@ -92,7 +94,7 @@ def run_vector(envs: Sequence[int], devices: Sequence[str]) -> tuple[SerialVecto
     return vector, sink, history
 
 
-def test_an_environment_is_the_same_on_two_devices_on_one_and_alone() -> None:
+def test_environment_is_the_same_on_two_devices_on_one_device_and_alone() -> None:
     both, one = run_vector(range(3), TWO), run_vector(range(3), ("cpu",))
     assert [env.compute.device.name for env in both[0].envs] == ["cpu:0", "cpu:1", "cpu:0"]
     for env in range(3):
@@ -100,11 +102,11 @@ def test_an_environment_is_the_same_on_two_devices_on_one_and_alone() -> None:
     assert episode_of(*one, env=1) == episode_of(*run_vector([1], ("cpu",)), env=1)
 
 
-def test_environments_with_different_numbers_of_minibatches_are_as_they_are_alone() -> None:
-    """Environment 0 buys a second layer with its third step, and fewer minibatches from then on."""
+def test_environments_with_different_numbers_of_minibatches_equal_separate_runs() -> None:
+    """Environment 0 plants a second layer in its third step and has fewer minibatches afterwards."""
     task = replace(test_budget.TASK, horizon=6, budget=6 * 25 * 10**7)
 
-    def played(envs: Sequence[int]) -> tuple[list[list[int]], dict[int, Any]]:
+    def run_budgeted(envs: Sequence[int]) -> tuple[list[list[int]], dict[int, Any]]:
         vector, counts = SerialVector(task, rng_seed=3, env_indices=envs), []
         vector.reset()
         for step in range(6):
@@ -113,13 +115,13 @@ def test_environments_with_different_numbers_of_minibatches_are_as_they_are_alon
             counts.append([len(env.host.chosen) for env in vector.envs])
         return counts, {index: bits(env.model.state()) for index, env in zip(envs, vector.envs, strict=True)}
 
-    counts, together = played((0, 1))
+    counts, together = run_budgeted((0, 1))
     assert counts[1] == [8, 8]
-    assert counts[4][0] < counts[4][1], "250 MFLOP are 4 minibatches of two layers, 7 or 8 of one"
-    assert together == played((0,))[1] | played((1,))[1]
+    assert counts[4][0] < counts[4][1], "250 MFLOP pay for 4 minibatches with two layers, 7 or 8 with one"
+    assert together == run_budgeted((0,))[1] | run_budgeted((1,))[1]
 
 
-def test_an_episode_that_ended_early_stays_as_it_is_while_the_others_go_on() -> None:
+def test_episode_that_ended_early_is_not_stepped_while_others_continue() -> None:
     sink = ListSink()
     vector = SerialVector(tiny_task(horizon=5), rng_seed=0, env_indices=(0, 1), sink=sink, rollback_limit=1)
     vector.reset()
@@ -137,7 +139,7 @@ def test_an_episode_that_ended_early_stays_as_it_is_while_the_others_go_on() -> 
 
 
 class Gathers(TorchDispatchMode):
-    """Counts gathers by the tensor that is gathered from."""
+    """Counts index operations by the data pointer of the indexed tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,13 +151,13 @@ class Gathers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_every_device_has_one_copy_of_the_data_and_gathers_once_for_all_its_environments() -> None:
+def test_every_device_has_one_copy_of_the_data_and_one_gather_per_minibatch() -> None:
     task = replace(task_named("digits_impaired"), batches_per_epoch=3)
     vector = SerialVector(task, rng_seed=0, env_indices=range(5), devices=TWO)
     vector.reset()
     inputs = [env.host.splits.train.inputs.data_ptr() for env in vector.envs]
     assert inputs == [inputs[0], inputs[1]] * 2 + [inputs[0]]
-    assert inputs[0] != inputs[1], "torch calls both devices cpu"
+    assert inputs[0] != inputs[1], "two copies, although torch has one cpu device"
     assert {env.host.splits.validation.inputs.data_ptr() for env in vector.envs} == set(inputs[:2])
     for env in vector.envs:
         env.begin_step(WAIT)
@@ -164,7 +166,7 @@ def test_every_device_has_one_copy_of_the_data_and_gathers_once_for_all_its_envi
     assert [gathers.counts[source] for source in inputs[:2]] == [3, 3], "three minibatches"
 
 
-def test_the_iterator_yields_every_environment_s_own_samples() -> None:
+def test_shared_iterator_yields_the_samples_that_each_environment_drew() -> None:
     vector = SerialVector(task_named("digits_impaired"), rng_seed=0, env_indices=range(3), devices=TWO)
     vector.reset()
     hosts = [env.host for env in vector.envs]

@@ -1,4 +1,4 @@
-"""Tasks whose data comes from files, or from the running Python's own library."""
+"""Tasks with data from files or from the sources of the Python standard library."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_an_episode_draws_its_own_images_at_half_the_resolution(data: Path, packed: bool) -> None:
+def test_fashion14_draws_images_of_half_the_resolution_by_its_generator(data: Path, packed: bool) -> None:
     write_fashion(data / "fashion-mnist", packed=packed)
     splits = FASHION14_IMPAIRED.load(generator())
     splits.test.unlock()
@@ -55,7 +55,7 @@ def test_an_episode_draws_its_own_images_at_half_the_resolution(data: Path, pack
     assert torch.equal(FASHION14_IMPAIRED.load(generator()).train.x, splits.train.x)
 
 
-def test_the_test_part_comes_from_the_data_set_s_own_and_other_data_has_another_digest(data: Path) -> None:
+def test_test_split_comes_from_the_test_files_and_other_files_give_another_digest(data: Path) -> None:
     def digest() -> str:
         images._read_idx.cache_clear()
         images._pooled.cache_clear()
@@ -72,10 +72,10 @@ def test_the_test_part_comes_from_the_data_set_s_own_and_other_data_has_another_
     assert len(set(splits.train.y.tolist())) == 10
 
 
-def test_cifar_is_read_from_binary_batches(data: Path) -> None:
+def test_cifar_reads_binary_batches_with_matching_labels(data: Path) -> None:
     labels = random_bytes(10_000, below=10)
     table = np.zeros((10_000, 3073), dtype=np.uint8)
-    table[:, 0], table[:, 1:1025] = labels, labels[:, None]  # red is the label
+    table[:, 0], table[:, 1:1025] = labels, labels[:, None]  # the red channel is the label
     (data / "cifar-10").mkdir()
     for name in CIFAR_NAMES:
         table.tofile(data / "cifar-10" / name)
@@ -86,14 +86,14 @@ def test_cifar_is_read_from_binary_batches(data: Path) -> None:
     assert splits.train.x.shape[1:] == (3, 32, 32)
     red = splits.validation.x[:, 0, 0, 0]
     by_label = [red[splits.validation.y == label].unique() for label in range(10)]
-    assert all(len(values) == 1 for values in by_label), "images keep their labels"
+    assert all(len(values) == 1 for values in by_label), "every image has its own label"
     assert torch.cat(by_label).diff().min() > 0.0
 
 
 # --- augmentation ----------------------------------------------------------------------------------
 
 
-def test_what_is_moved_and_mirrored_changes_no_other_draw() -> None:
+def test_augmentation_does_not_change_other_random_draws() -> None:
     (plain, _), (moved, _), (again, _) = (started(tiny_task(augment=a)) for a in (False, True, True))
     before = moved.host._augmenting.get_state()
     for env in (plain, moved, again):
@@ -103,11 +103,11 @@ def test_what_is_moved_and_mirrored_changes_no_other_draw() -> None:
         "the same images in the same order"
     )
     assert torch.equal(plain.host._host_stream.get_state(), moved.host._host_stream.get_state())
-    assert host_bits(plain) != host_bits(moved), "but they were moved"
+    assert host_bits(plain) != host_bits(moved), "but the images were shifted"
     assert host_bits(moved) == host_bits(again)
 
 
-def test_images_are_moved_by_up_to_an_eighth_and_mirrored_by_their_own_stream() -> None:
+def test_augmentation_shifts_by_up_to_an_eighth_and_mirrors_reproducibly() -> None:
     picture = torch.arange(1, 17 * 16 + 1, dtype=torch.float32)[: 16 * 16].view(1, 1, 16, 16)
     moved = shifted_and_flipped(picture.expand(400, 1, 16, 16), generator())
     assert moved.shape == (400, 1, 16, 16)
@@ -122,18 +122,20 @@ def test_images_are_moved_by_up_to_an_eighth_and_mirrored_by_their_own_stream() 
 # --- text ------------------------------------------------------------------------------------------
 
 
-def test_pycode_is_windows_of_bytes_and_the_bytes_that_follow() -> None:
+def test_pycode_targets_are_the_bytes_after_the_inputs() -> None:
     splits = PYCODE.load(generator())
     assert splits.train.x.shape[1] == CONTEXT
     assert torch.equal(splits.train.x[:, 1:], splits.train.y[:, :-1])
     assert int(splits.train.x.max()) < 256
     assert len(splits.validation) == 256
     assert len(PYCODE.digest()) == 64
-    assert 2 < splits.guess_loss() < 4, "nats per byte of a guess that knows how often each comes"
+    assert 2 < splits.guess_loss() < 4, "entropy of the byte frequencies in nats"
 
 
-def test_neighbouring_windows_stay_on_one_side() -> None:
-    assert len(split_text(b"x" * 25_089, CONTEXT, generator()).train) == BLOCK, "the shortest text"
+def test_windows_of_one_block_are_in_the_same_split() -> None:
+    assert len(split_text(b"x" * 25_089, CONTEXT, generator()).train) == BLOCK, (
+        "the shortest text that is accepted"
+    )
     content = bytes(range(256)) * 4000
     numbers = torch.arange(len(content) // CONTEXT)
     splits = split_text(content, CONTEXT, generator())
@@ -143,10 +145,10 @@ def test_neighbouring_windows_stay_on_one_side() -> None:
     for part in parts:
         blocks = part.x.unflatten(0, (-1, BLOCK))
         follows = (blocks[:, 1:, 0] - blocks[:, :-1, 0]) % 256 == CONTEXT
-        assert follows.all(), "windows of a block follow one another"
+        assert follows.all(), "windows of a block are consecutive"
 
 
-def test_a_text_of_one_s_own_is_read_or_asked_for(data: Path) -> None:
+def test_text_task_reads_the_users_file_and_refuses_a_missing_one(data: Path) -> None:
     with pytest.raises(DataError, match=r"the data set text\.txt is missing"):
         TEXT.load(generator())
     (data / "text.txt").write_text("to be or not to be, that is the question\n" * 2000)

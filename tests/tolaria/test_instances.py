@@ -1,4 +1,4 @@
-"""Episodes draw their host, its training and its slots from the distribution of the task."""
+"""Instances: host, training settings and slots that an episode draws from the distribution of its task."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -28,19 +28,19 @@ def generator(rng_seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(rng_seed)
 
 
-def test_every_value_is_drawn_and_nothing_else() -> None:
+def test_draws_cover_every_listed_value_and_no_other() -> None:
     stream = generator()
     drawn = [VARIED.draw(stream) for _ in range(400)]
     assert {instance.widths for instance in drawn} == set(VARIED.widths)
     for name in ("kernel", "learning_rate", "rent", "data_share", "budget_share"):
         assert {getattr(instance, name) for instance in drawn} == set(getattr(VARIED, f"{name}s")), name
     subsets = {instance.enabled for instance in drawn}
-    assert len(subsets) == 7, "every part of three slots but the empty one"
+    assert len(subsets) == 7, "every subset of three slots but the empty one"
     assert (False, False, False) not in subsets
 
 
 @pytest.mark.parametrize("name", ["digits_impaired", "fashion14_impaired", "pycode", "fashion", "cifar"])
-def test_a_preset_always_gives_one_point_or_varies_in_every_way(name: str) -> None:
+def test_preset_gives_one_instance_or_varies_in_every_field(name: str) -> None:
     drawn = [TASKS[name].instances.draw(generator(rng_seed)) for rng_seed in range(200)]
     if name not in ("fashion", "cifar"):
         assert len(set(drawn)) == 1
@@ -49,7 +49,7 @@ def test_a_preset_always_gives_one_point_or_varies_in_every_way(name: str) -> No
         assert len({getattr(instance, field) for instance in drawn}) > 1, field
 
 
-def test_the_mixture_spreads_budgets_evenly_over_a_factor_of_32_and_every_host_can_spend_them() -> None:
+def test_mixture_has_log_uniform_budgets_over_a_factor_of_32_that_pay_for_every_host() -> None:
     mixture = TASKS["digits_mixture"]
     shares = mixture.instances.budget_shares
     assert shares[0] / shares[-1] == pytest.approx(32.0)
@@ -66,13 +66,13 @@ def test_the_mixture_spreads_budgets_evenly_over_a_factor_of_32_and_every_host_c
     ]
 
 
-def test_an_episode_is_that_of_its_instance() -> None:
+def test_episode_uses_the_host_rate_slots_and_data_share_of_its_instance() -> None:
     env = MorphEnv(replace(tiny_task(), instances=VARIED), rng_seed=0)
     seen = set()
     for episode in range(12):
         env.reset(episode)
         drawn = env.host.instance
-        assert env.model.host.widths == drawn.widths
+        assert tuple(site.width for site in env.model.sites) == drawn.widths
         assert env.host.optimiser.param_groups[0]["lr"] == drawn.learning_rate
         assert tuple(env.table.enabled[0]) == drawn.enabled
         assert len(env.host.splits.train) == 128 * drawn.data_share
@@ -81,7 +81,7 @@ def test_an_episode_is_that_of_its_instance() -> None:
     assert len(seen) > 6
 
 
-def test_slots_that_neither_side_enables_get_a_sentence() -> None:
+def test_instance_that_enables_none_of_the_requested_slots_is_refused() -> None:
     task = replace(tiny_task(), instances=replace(VARIED, widths=((2, 4, 4),)))
     env = MorphEnv(task, rng_seed=0, enabled=(True, False, False))
     drawn = [task.instances.draw(EpisodeStreams(0, 0, e).generator("instance")).enabled[0] for e in range(20)]
@@ -90,7 +90,7 @@ def test_slots_that_neither_side_enables_get_a_sentence() -> None:
         env.reset(drawn.index(False))
 
 
-def test_hosts_of_two_depths_get_a_sentence() -> None:
+def test_task_with_hosts_of_two_depths_is_refused() -> None:
     mixed = InstanceDistribution(widths=((2, 4), (2, 4, 4)))
     with pytest.raises(HostError, match=r"must have one number of blocks; found \[2, 3\]"):
         replace(tiny_task(), instances=mixed)

@@ -1,7 +1,6 @@
-"""Episodes on the real digits that go wrong are noticed within three epochs.
+"""The governor raises an alarm within three epochs after an episode on the digits is broken.
 
-A healthy one is left alone in test_report_fields.py. For every task, with more episodes:
-experiments/011-governor.
+test_report_fields.py checks that a healthy episode raises none; experiments/011-governor covers all tasks.
 """
 
 from collections.abc import Callable
@@ -19,27 +18,29 @@ WRONG_AFTER, IN_TIME = 6, 3
 PLAN = {0: plant(1), 3: plant(0)}
 
 
-def fast(env: MorphEnv) -> None:
-    """The learning rate, of the host and of its seeds, times 30."""
-    recipe = env.model.recipe
-    env.model._recipe = replace(recipe, settings={**recipe.settings, "lr": 30 * recipe.learning_rate})
+def raise_learning_rate(env: MorphEnv) -> None:
+    """Multiply the learning rate of the host and its seeds by 30."""
+    env.host.instance = replace(env.host.instance, learning_rate=30 * env.host.instance.learning_rate)
 
 
-def forgetful(env: MorphEnv) -> None:
-    """The layer before the answer, at zero for good: nothing is left but a guess."""
+def freeze_output_layer(env: MorphEnv) -> None:
+    """Set the output layer to zero and freeze it, so that the output is a constant."""
     last = [module for module in env.model.host.modules() if isinstance(module, nn.Linear)][-1]
     for parameter in last.parameters():
         nn.init.zeros_(parameter)
         parameter.requires_grad_(requires_grad=False)
 
 
-@pytest.mark.parametrize(("mishap", "kinds"), [(fast, {"divergence", "collapse"}), (forgetful, {"collapse"})])
-def test_an_episode_that_goes_wrong_is_noticed_in_time(
+@pytest.mark.parametrize(
+    ("mishap", "kinds"),
+    [(raise_learning_rate, {"divergence", "collapse"}), (freeze_output_layer, {"collapse"})],
+)
+def test_broken_episode_raises_an_alarm_within_three_epochs(
     mishap: Callable[[MorphEnv], None], kinds: set[str]
 ) -> None:
     env, sink = started(task_named("digits"))
     run(env, PLAN, until=WRONG_AFTER)
-    assert sink.of(AlertRow) == [], "all was well"
+    assert sink.of(AlertRow) == [], "no alarm before the mishap"
     mishap(env)
     run(env, {}, until=WRONG_AFTER + IN_TIME)
     alert = sink.of(AlertRow)[0]

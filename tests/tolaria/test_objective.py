@@ -1,4 +1,4 @@
-"""Losses and scores of both kinds of task, worked out by hand."""
+"""Losses and scores of both objectives equal values worked by hand."""
 
 import math
 
@@ -8,10 +8,10 @@ import torch
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
 
 CERTAIN = math.log(3.0)
-"""Logits (ln 3, 0) give the first of two answers a probability of 3/4."""
+"""Logits (ln 3, 0) give the first of two classes a probability of 3/4."""
 
 
-def test_an_image_scores_a_hundred_where_its_class_is_right() -> None:
+def test_classification_scores_100_for_the_right_class_and_0_for_others() -> None:
     output = torch.tensor([[CERTAIN, 0.0], [CERTAIN, 0.0], [0.0, CERTAIN]])
     target = torch.tensor([0, 1, 1])
     assert CLASSIFICATION.sample_scores(output, target).tolist() == [100.0, 0.0, 100.0]
@@ -20,7 +20,7 @@ def test_an_image_scores_a_hundred_where_its_class_is_right() -> None:
     assert CLASSIFICATION.loss(output, target).item() == pytest.approx(sum(losses) / 3)
 
 
-def test_a_text_scores_its_share_of_right_tokens() -> None:
+def test_next_token_scores_the_share_of_right_tokens() -> None:
     right, wrong = [CERTAIN, 0.0], [0.0, CERTAIN]
     output = torch.tensor([[right, right, wrong, right], [wrong, wrong, wrong, right]])
     target = torch.zeros(2, 4, dtype=torch.long)

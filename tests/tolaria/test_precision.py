@@ -1,4 +1,4 @@
-"""Hosts and seeds in mixed precision: weights stay float32, scales are apart, nothing overflows unseen."""
+"""Mixed precision: float32 weights, separate loss scales, and detection of overflow and broken seeds."""
 
 import math
 from typing import Any
@@ -17,6 +17,7 @@ from tests.tolaria.building import (
     ListSink,
     bits,
     host_bits,
+    host_tensors,
     noisy_task,
     plant,
     run,
@@ -28,29 +29,29 @@ from tests.tolaria.building import (
 from tests.tolaria.test_reproducibility import everything_in
 
 PLAN = {0: plant(1), 4: plant(0, BlueprintAction.CONV_HEAVY)}
-"""At epoch 5 slot 1 is blended and slot 0 incubates."""
+"""At epoch 5 the seed of slot 1 is blended and that of slot 0 incubates."""
 DEVICES = [
     DEFAULT_DEVICE,
     pytest.param(
-        Device("cuda:0"),
-        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="float16 on a GPU: none is here"),
+        Device("cuda:0"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     ),
 ]
-"""On the processor a small host computes in float16 too; the commands refuse it there, since it is slow."""
+"""Float16 also runs on the CPU; the commands refuse it there only because it is slow."""
 
 
 def mixed(amp: Amp, device: Device = DEFAULT_DEVICE, **changes: Any) -> tuple[MorphEnv, ListSink]:
+    """Return a started environment of this precision, and the sink of its rows."""
     task = tiny_task(**{"batches_per_epoch": 3, "horizon": 10, **changes})
     return started(task, compute=Compute(device, amp))
 
 
 def overflow_next(env: MorphEnv, part: int) -> None:
-    """A scale that no gradient survives in float16."""
+    """Set a scale at which every float16 gradient overflows."""
     env.host.precision._scalers[part] = GradScaler(env.compute.device.torch.type, init_scale=2.0**40)
 
 
 @pytest.mark.parametrize("task", [tiny_task(batches_per_epoch=3), token_task()])
-def test_bfloat16_changes_the_computation_and_leaves_weights_and_gradients_float32(task: Any) -> None:
+def test_bfloat16_changes_the_result_and_keeps_weights_and_gradients_float32(task: Any) -> None:
     kinds = (BlueprintAction.LORA, BlueprintAction.MLP)
     plan = {0: plant(1, kinds[0]), 3: plant(0, kinds[1])} if task.host == "gpt" else PLAN
     ends = []
@@ -68,7 +69,7 @@ def test_bfloat16_changes_the_computation_and_leaves_weights_and_gradients_float
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_host_and_incubating_seed_have_a_scale_each_and_a_seed_leaves_its_own_behind(device: Device) -> None:
+def test_incubating_seed_has_its_own_scale_until_it_is_blended(device: Device) -> None:
     env, _ = mixed("float16", device)
     run(env, PLAN, until=5)
     assert (env.model.blended, env.model.incubating) == ([1], [0])
@@ -80,58 +81,64 @@ def test_host_and_incubating_seed_have_a_scale_each_and_a_seed_leaves_its_own_be
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("part", [HOST, 0])
-def test_steps_whose_gradient_overflows_its_scale_are_left_out_and_counted(part: int, device: Device) -> None:
+def test_steps_with_overflowing_gradients_are_skipped_and_counted(part: int, device: Device) -> None:
     env, sink = mixed("float16", device)
     run(env, PLAN, until=5)
     overflow_next(env, part)
-    host, seed = bits(env.model.host.state_dict()), bits(env.model.seed_parameters(0))
+    host, seed = bits(host_tensors(env.model)), bits(env.model.seed_parameters(0))
     env.step(WAIT)
-    assert sink.of(EpochRow)[-1].skipped_steps == 3, "all minibatches of the epoch"
-    assert sink.of(EpochRow)[-1].skipped_batches == 0, "and none of them was the network's fault"
-    assert (bits(env.model.host.state_dict()) == host) == (part == HOST)
+    assert sink.of(EpochRow)[-1].skipped_steps == 3, "every minibatch of the epoch"
+    assert sink.of(EpochRow)[-1].skipped_batches == 0, "an overflow of the scale is no broken minibatch"
+    assert (bits(host_tensors(env.model)) == host) == (part == HOST)
     assert (bits(env.model.seed_parameters(0)) == seed) == (part == 0)
-    assert env.host.precision._scalers[part].get_scale() == 2.0**37, "halved each time"
+    assert env.host.precision._scalers[part].get_scale() == 2.0**37, "halved at every overflow"
     assert env._recovery.rollbacks == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_norms_and_health_are_of_gradients_at_their_own_scale(device: Device) -> None:
+def test_gradient_norms_and_health_are_those_of_unscaled_gradients(device: Device) -> None:
     seen = []
     for amp in ("off", "float16"):
         env, sink = mixed(amp, device)
         run(env, PLAN, until=6)
         seen.append([sink.of(EpochRow)[-1].host_gradient_norm, *env.table.gradient_norm[0, :2]])
         assert env.table.gradient_health[0, :2].tolist() == [1.0, 1.0]
-    assert seen[1] == pytest.approx(seen[0], rel=0.25), "a scale would show as a factor of 65536"
+    assert seen[1] == pytest.approx(seen[0], rel=0.25), "scaled norms would be 65536 times as large"
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("slot", "reason"), [(0, "non-finite while incubating"), (1, "non-finite while blended")]
 )
-def test_a_broken_seed_is_found_whatever_the_scale(slot: int, reason: str, device: Device) -> None:
+def test_non_finite_seed_is_pruned_and_the_loss_scale_is_restored(
+    slot: int, reason: str, device: Device
+) -> None:
     env, sink = mixed("float16", device)
     run(env, PLAN, until=5)
     torch.nn.init.constant_(env.model.seed_parameters(slot)[0], math.nan)
     env.step(WAIT)
     governed = [row for row in sink.of(TransitionRow) if row.cause == "governor"]
     assert [(row.slot, row.reason) for row in governed] == [(slot, reason)]
-    assert env.host.precision._scalers[HOST].get_scale() == 65536.0, "what the broken epoch did is undone"
+    assert env.host.precision._scalers[HOST].get_scale() == 65536.0, (
+        "the epoch with the broken seed is undone"
+    )
 
 
-def test_a_gradient_that_overflows_at_no_scale_is_the_network_s_fault() -> None:
+def test_gradient_that_overflows_at_scale_one_prunes_its_seed() -> None:
     env, sink = mixed("float16")
     run(env, PLAN, until=5)
     env.host.precision._scalers[HOST] = GradScaler("cpu", init_scale=4.0)
     env.model.seed_parameters(1)[0].register_hook(lambda gradient: gradient * math.inf)
     env.step(WAIT)
     row = sink.of(EpochRow)[-1]
-    assert (row.skipped_steps, row.skipped_batches) == (2, 1), "at 4 and at 2; at 1 the seed behind it goes"
+    assert (row.skipped_steps, row.skipped_batches) == (2, 1), (
+        "skipped at scales 4 and 2; at 1 the seed is pruned"
+    )
     assert stages_of(env)[1] == Stage.EMBARGOED
 
 
 @pytest.mark.parametrize("amp", ["bfloat16", "float16"])
-def test_a_state_returns_bit_for_bit_with_its_scales(amp: Amp) -> None:
+def test_restored_state_continues_bit_for_bit_with_its_scales(amp: Amp) -> None:
     task = noisy_task(batches_per_epoch=3, horizon=12)
     ends = []
     env, _ = started(task, compute=Compute(DEFAULT_DEVICE, amp))

@@ -1,3 +1,5 @@
+"""Fields of a seed's report change in a run of the heuristic controller."""
+
 from dataclasses import fields
 
 from esper.leyline import SeedStateReport, report_slots
@@ -15,7 +17,7 @@ MEASURED = (
 )
 
 
-def test_every_field_of_a_seed_s_report_leaves_its_default_in_one_heuristic_run() -> None:
+def test_every_field_of_the_seed_report_leaves_its_default_in_a_heuristic_run() -> None:
     sink = ListSink()
     vector = SerialVector(task_named("digits_impaired"), rng_seed=0, sink=sink)
     vector.reset()
@@ -31,8 +33,8 @@ def test_every_field_of_a_seed_s_report_leaves_its_default_in_one_heuristic_run(
     untouched = [name for name, values in seen.items() if values <= {getattr(default, name)}]
     assert untouched == []
 
-    # A measurement that is there but never moves would not be one.
+    # A measured field with fewer than three different values would be constant in practice.
     frozen = [name for name in MEASURED if len(seen[name] - {None}) < 3]
     assert frozen == []
-    assert sink.of(AlertRow) == [], "the governor leaves a healthy episode alone"
+    assert sink.of(AlertRow) == [], "a healthy episode raises no alarm"
     assert (episode.rollbacks, episode.cut_short) == (0, False)

@@ -1,3 +1,5 @@
+"""Environments restored from a snapshot continue bit for bit."""
+
 import io
 from dataclasses import asdict
 from typing import Any
@@ -22,7 +24,7 @@ AFTER = {7: action(LifecycleOp.PRUNE, 0, alpha_speed=0), 10: action(LifecycleOp.
 
 
 def mid_blend(task: TaskSpec | None = None) -> MorphEnv:
-    """One seed blending, one permanent, one incubating."""
+    """Return an environment with a blending seed, a fossil and an incubating seed."""
     env, _ = started(task or tiny_task(batches_per_epoch=2))
     run(env, BEFORE, until=7)
     assert stages_of(env) == [Stage.BLENDING, Stage.FOSSILIZED, Stage.TRAINING]
@@ -31,12 +33,13 @@ def mid_blend(task: TaskSpec | None = None) -> MorphEnv:
 
 
 def five_more(env: MorphEnv, actions: dict[int, IntArray] = AFTER) -> Any:
-    """What the next five steps report, and everything the environment is afterwards."""
+    """Return the facts of the next five steps and the state after them, as bytes."""
     facts = [asdict(env.step(actions.get(env.epoch, WAIT))) for _ in range(5)]
     return bits(facts), bits(env.state())
 
 
 def through_a_file(kept: dict[str, Any]) -> dict[str, Any]:
+    """Save and load a state with ``weights_only=True``."""
     file = io.BytesIO()
     torch.save(kept, file)
     file.seek(0)
@@ -44,7 +47,7 @@ def through_a_file(kept: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def test_a_restored_environment_goes_on_bit_for_bit() -> None:
+def test_restored_environment_continues_bit_for_bit() -> None:
     env = mid_blend(noisy_task(horizon=12, batches_per_epoch=2))
     kept = env.state()
     before = bits(kept)
@@ -54,10 +57,10 @@ def test_a_restored_environment_goes_on_bit_for_bit() -> None:
     with pytest.raises(DataError, match="before the network was committed"):
         env.finish()
     assert (five_more(env), bits(asdict(env.finish()))) == first
-    assert bits(kept) == before, "a snapshot shares nothing with the environment that it was put into"
+    assert bits(kept) == before, "the environment does not change the snapshot"
 
 
-def test_a_new_environment_continues_where_the_old_one_was() -> None:
+def test_snapshot_from_a_file_continues_in_a_new_and_in_a_used_environment() -> None:
     env = mid_blend()
     kept = through_a_file(env.state())
     first = five_more(env)
@@ -69,7 +72,7 @@ def test_a_new_environment_continues_where_the_old_one_was() -> None:
         assert five_more(other) == first
 
 
-def test_the_stream_that_samples_orders_is_part_of_a_snapshot() -> None:
+def test_snapshot_contains_the_stream_that_samples_permutations() -> None:
     rules = LifecycleRules(min_training_epochs=0)
     env, _ = started(tiny_task((2, 2, 2, 2, 2), rules=rules))
     run(env, {epoch: plant(epoch) for epoch in range(5)}, until=6)
@@ -80,7 +83,7 @@ def test_the_stream_that_samples_orders_is_part_of_a_snapshot() -> None:
     assert five_more(env, {}) == first
 
 
-def test_a_snapshot_of_other_data_is_refused() -> None:
+def test_snapshot_of_another_rng_seed_or_environment_is_refused() -> None:
     kept = mid_blend().state()
     for other, sentence in (
         (MorphEnv(tiny_task(), rng_seed=1), "rng seed 0, environment 0; this one is task tiny, rng seed 1"),

@@ -1,4 +1,4 @@
-"""One step of an episode: what happens in which order, and on which clock."""
+"""One step of an episode: order of phases, stage moves, learning rates, measured fossils."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ from esper.tolaria.env import MorphEnv
 from tests.tolaria.building import SMALL_RULES, WAIT, action, plant, run, stages_of, started, tiny_task
 
 
-def test_a_seed_s_episode_epoch_by_epoch_then_down_and_up_again_by_action() -> None:
+def test_stages_ages_and_alphas_of_a_seed_epoch_by_epoch() -> None:
     env, _ = started(tiny_task(horizon=14))
     speeds = {"half": AlphaSpeed.FAST, "full": AlphaSpeed.INSTANT}
     half, full = (
@@ -25,8 +25,8 @@ def test_a_seed_s_episode_epoch_by_epoch_then_down_and_up_again_by_action() -> N
         table, at = env.table, (0, 1)
         alpha = round(float(table.alpha[at]), 3)
         lines.append((Stage(int(table.stage[at])).name, table.age[at], table.epochs_in_stage[at], alpha))
-    # Two epochs of incubation, one epoch each at a third, two thirds and all of alpha, then held. Then one
-    # epoch each at 0.833, 0.667 and 0.5, shown is the alpha of the next; parked; and back at once.
+    # Two epochs of incubation, then one epoch each at alpha 1/3, 2/3 and 1, then held. SET_ALPHA_TARGET gives
+    # one epoch each at 0.833, 0.667 and 0.5 (a line has the alpha of the next epoch), later 1 at once.
     assert lines == [
         ("TRAINING", 1, 1, 0.0),
         ("BLENDING", 2, 0, 0.333),
@@ -43,7 +43,7 @@ def test_a_seed_s_episode_epoch_by_epoch_then_down_and_up_again_by_action() -> N
     ]
 
 
-def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
+def test_seed_advances_only_by_action_without_auto_forward() -> None:
     env, sink = started(tiny_task(horizon=14, rules=replace(SMALL_RULES, auto_forward=False)))
     advance = action(LifecycleOp.ADVANCE, 1)
     stages = []
@@ -51,12 +51,12 @@ def test_without_auto_forward_a_seed_moves_by_action_only() -> None:
         env.step(chosen)
         stages.append(stages_of(env)[1].name)
     assert stages == ["GERMINATED", "GERMINATED", "TRAINING", "TRAINING", "BLENDING"]
-    # The second was refused: one epoch of two.
+    # The second ADVANCE is refused after one of two epochs of incubation.
     found = [(row.refused_by, row.failed_checks) for row in sink.of(DecisionRow)[2:]]
     assert found == [(None, []), ("G2", ["epochs"]), (None, [])]
 
 
-def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> None:
+def test_reset_returns_the_validation_of_the_untrained_host_and_nan_for_training() -> None:
     env = MorphEnv(tiny_task(), rng_seed=0)
     facts = env.reset()
     assert (facts.epoch, facts.last_op, facts.last_success, facts.ended) == (0, LifecycleOp.WAIT, True, False)
@@ -68,46 +68,42 @@ def test_reset_validates_the_untrained_host_and_knows_nothing_of_training() -> N
     assert (facts.params, facts.grown_params, facts.param_budget) == (106, 0, 20 * 106)
 
 
-def test_learning_rates_fall_to_zero_at_the_horizon_each_on_its_own_clock() -> None:
+def test_cosine_rates_of_host_and_seed_start_at_their_own_birth_and_end_at_the_horizon() -> None:
     env, _ = started(tiny_task(horizon=4, rules=LifecycleRules(min_training_epochs=9)))
     host, seed = [], []
     for epoch in range(4):
         env.step(plant(0) if epoch == 2 else WAIT)
         host.append(env.host.optimiser.param_groups[0]["lr"])
-        optimiser = env.model.slot(0).optimiser
-        if optimiser is not None:
-            seed.append(optimiser.param_groups[0]["lr"])
-    # 0.05·(1 + cos(pi·k/4))/2 for the host; the seed is born at 2 and has two epochs of its own, of
-    # which the commit leaves it the first.
+        seed += [group["lr"] for group in env.host.optimiser.param_groups[1:]]
+    # 0.05·(1 + cos(pi·k/4))/2 for the host; the schedule of the seed starts at epoch 2, and the commit
+    # removes the seed after the last epoch.
     np.testing.assert_allclose(host, [0.05, 0.042678, 0.025, 0.007322], rtol=1e-4)
     np.testing.assert_allclose(seed, [0.05])
     with pytest.raises(RuntimeError, match=r"this episode has ended; call reset\(\)"):
         env.step(WAIT)
 
 
-@pytest.mark.parametrize("incubation", ["shadow", "straight_through"])
-def test_a_seed_s_rate_follows_its_own_clock_while_it_incubates(incubation: str) -> None:
-    rules = LifecycleRules(min_training_epochs=9, incubation=incubation)  # type: ignore[arg-type]
+def test_rate_of_an_incubating_seeds_parameter_group_follows_its_own_schedule() -> None:
+    rules = LifecycleRules(min_training_epochs=9)
     env, _ = started(tiny_task(horizon=8, batches_per_epoch=2, rules=rules))
     run(env, {4: plant(0)}, until=6)
-    # Second minibatch of the sixth epoch: (5.5 − 4) / (8 − 4) of the seed's episode.
+    # Second minibatch of the sixth epoch: progress (5.5 − 4) / (8 − 4) since the seed's birth.
     rate = 0.05 * 0.5 * (1.0 + math.cos(math.pi * 1.5 / 4.0))
-    assert env.model.slot(0).optimiser.param_groups[0]["lr"] == pytest.approx(rate)  # type: ignore[union-attr]
+    assert env.model.groups.own_group(0)["lr"] == pytest.approx(rate)  # type: ignore[union-attr]
 
 
-def test_the_rate_at_the_horizon_itself_is_zero_for_host_and_fossils() -> None:
+def test_rates_of_host_and_fossil_are_zero_at_the_horizon() -> None:
     env, _ = started(tiny_task(horizon=8))
     run(env, {0: plant(1), 6: action(LifecycleOp.FOSSILIZE, 1)})
     env.host._epoch = env.epoch
     env.host._before_batch(0)
-    for optimiser in (env.host.optimiser, env.model.slot(1).optimiser):
-        assert optimiser.param_groups[0]["lr"] == 0.0  # type: ignore[union-attr]
+    assert [group["lr"] for group in env.host.optimiser.param_groups] == [0.0, 0.0]
 
 
-def test_an_old_fossil_counts_as_host() -> None:
+def test_contribution_of_a_fossil_is_not_measured_after_its_watch_epochs() -> None:
     rules = LifecycleRules(min_training_epochs=2, fossil_watch_epochs=1)
     env, sink = started(tiny_task(horizon=12, rules=rules))
     run(env, {0: plant(1), 5: action(LifecycleOp.FOSSILIZE, 1)}, until=10)
-    # Fossilized before epoch 6, so it is watched at age 1 in that stage and never after.
+    # Fossilized before epoch 6, so it is measured once as a fossil, at epoch 6.
     assert env.table.epochs_since_measured[0, 1] == 10 - 6
     assert max(row.epoch for row in sink.of(CounterfactualRow)) == 6

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
-from esper.kasmina.graft import build_graft, shadow_size
+from esper.kasmina.graft import build_graft, change, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import without_slots
@@ -184,9 +184,10 @@ class FlopMeter:
     def __post_init__(self) -> None:
         shape = tuple(self.sample.shape)
         first, *rest = self.model.segments or [self.model.host]
-        self._segments = [count_part(first, shape, self.sample.dtype)]
         parts = zip(rest, self.model.sites, strict=True) if rest else ()
-        self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
+        with self.model.taking_part(self.model.without(*self.model.blended)):  # seeds are counted apart
+            self._segments = [count_part(first, shape, self.sample.dtype)]
+            self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
         self._seeds: dict[int, PartCost] = {}
         self._spent: dict[int, int] = {}
         self._candidates: dict[int, list[int]] = {}
@@ -284,12 +285,15 @@ class FlopMeter:
         return batch * forward, batch * (first.to_parameters + sum(part.to_all for part in others))
 
     def _incubation(self, slot: int, batch: int) -> int:
-        seed = self._seeds[slot]
+        seed, graft = self._seeds[slot], self.model.slot(slot).graft
+        assert graft is not None
+        # The input is detached; only ``change`` computes its gradient nevertheless.
+        own = seed.to_all if graft.change is change else seed.to_parameters
         segmented = self.model.segments is not None
         others = [self._seeds[s] for s in self.model.blended if s > slot or not segmented]
         parts = (self._segments[slot + 1 :] if segmented else self._segments) + others
         rest = sum(part.forward + part.to_input for part in parts)
-        return shadow_size(batch) * (seed.forward + seed.to_all + rest)
+        return shadow_size(batch) * (seed.forward + own + rest)
 
     def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
         """Add one validation of ``samples`` with the seeds ``switched`` in ``configurations`` to the ledger.

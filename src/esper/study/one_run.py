@@ -15,12 +15,12 @@ from esper.study.study_config import StudyConfig, controller_of, sizes_of, space
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.schedule import Schedule, parse_plan
-from esper.tolaria.anytime import Branch, branches
+from esper.tolaria.budget_marks import Branch, branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode import run_episode
+from esper.tolaria.plant_from_start import plant_fossils, seeds_of
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
-from esper.tolaria.whole import plant_whole, seeds_of
 
 TOLERANCE = 0.01
 """Largest relative difference in compute between arms; one minibatch is always allowed."""
@@ -126,7 +126,9 @@ def _run(
         if seeds is not None:
             plan = parse_plan(seeds, env.action_space)
             assert isinstance(plan, Schedule)
-            plant_whole(env, [(entry.slot, entry.seed.blueprint, entry.seed.style) for entry in plan.entries])
+            plant_fossils(
+                env, [(entry.slot, entry.seed.blueprint, entry.seed.style) for entry in plan.entries]
+            )
 
     return map(_answer, branches(task, controller, rng_seed=rng_seed, marks=marks, prepare=prepare))
 

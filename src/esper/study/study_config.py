@@ -15,7 +15,7 @@ from esper.leyline.rules import ActionSpace
 from esper.run.run_config import ConfigError, Settings
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
 from esper.tamiyo.controller_registry import CONTROLLERS, ControllerSettings, make_controller
-from esper.tolaria.anytime import MARKS, branching_steps
+from esper.tolaria.budget_marks import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named

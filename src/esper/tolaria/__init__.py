@@ -1,1 +1,1 @@
-"""The engine: tasks, data, epochs, counterfactuals, environments."""
+"""Environments: tasks, data, training of hosts with seeds, episodes."""

@@ -1,4 +1,4 @@
-"""Minibatches: each environment draws its own, those of several are gathered at once on every device."""
+"""Minibatches: drawn by each environment, gathered for all environments of a device in one call."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -18,10 +18,10 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class BatchCursor:
-    """Endless shuffled minibatches of fixed size from a stream of its own.
+    """Endless sequence of shuffled minibatches of fixed size.
 
-    An epoch of the host is a number of minibatches, not a sweep; a sweep that does not divide
-    evenly carries on, and leftovers smaller than a batch are dropped at the reshuffle.
+    An epoch of the host is a number of minibatches and not a pass over the data. Samples that do not fill a
+    minibatch are dropped at the reshuffle.
     """
 
     def __init__(self, count: int, batch_size: int, generator: torch.Generator) -> None:
@@ -36,7 +36,7 @@ class BatchCursor:
         self._position = 0
 
     def next(self) -> Tensor:
-        """Indices of the next minibatch."""
+        """Return the sample indices of the next minibatch."""
         if self._position + self._batch_size > self._order.numel():
             self._order = torch.randperm(self._count, generator=self._generator).int()
             self._position = 0
@@ -58,27 +58,27 @@ class BatchCursor:
 
 
 class Drawer(Protocol):
-    """One environment's epoch: whose samples each minibatch is made of."""
+    """Environment with the drawn minibatches of an epoch."""
 
     device: Device
     splits: Splits
     chosen: Sequence[Tensor]
-    """By minibatch, as numbers within the training part."""
+    """Sample indices of each minibatch within the training split."""
 
 
 class Gathered(NamedTuple):
-    """One environment's minibatch, as it is in the data set."""
+    """Minibatch of one environment, in the form of the data set."""
 
     env: int
-    """Which of the environments."""
+    """Position in the list of environments."""
     inputs: Tensor
     targets: Tensor
 
 
 class SharedBatchIterator:
-    """Minibatch by minibatch what every environment has drawn for it; those that have no more are left out.
+    """Yields for each minibatch number the minibatches of all environments that have one.
 
-    The samples of all environments on a device are gathered in one call, as long as they are of one data set.
+    Environments on the same device with the same data set are gathered in one call.
     """
 
     def __init__(self, envs: Sequence[Drawer]) -> None:
@@ -90,7 +90,7 @@ class SharedBatchIterator:
             yield sorted(gathered, key=lambda found: found.env)
 
     def _groups(self, number: int) -> list[list[int]]:
-        """The environments that have a minibatch of this number, by device and data set."""
+        """Return the environments with a minibatch of this number, grouped by device and data set."""
         groups: dict[tuple[str, int], list[int]] = {}
         for at, env in enumerate(self._envs):
             if number < len(env.chosen):
@@ -112,7 +112,7 @@ def _taken(samples: Samples, index: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shifted_and_flipped(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Each image ``[N, C, H, W]`` moved by up to an eighth of its side, half of them mirrored."""
+    """Shift each image ``[N, C, H, W]`` by up to an eighth of its side and mirror it with probability 1/2."""
     count, _, height, width = images.shape
     reach = max(height, width) // 8
     padded = F.pad(images, (reach,) * 4)

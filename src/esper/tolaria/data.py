@@ -1,7 +1,7 @@
-"""Resident data: three splits of a data set, of which the test part is guarded.
+"""Training, validation and test splits of a data set that is stored once per device.
 
-A data set stays as it was read, once per device, whatever the number of environments. An episode's splits are
-indices into it, and are brought to its scale as they are taken.
+A data set is stored as it was read and shared by all environments. The splits of an episode are indices into
+the data set; images are normalised when they are used. The test split can be read once, after the commit.
 """
 
 from __future__ import annotations
@@ -18,47 +18,48 @@ from esper.leyline.errors import DataError
 from esper.tolaria.devices import DEFAULT_DEVICE, Device
 
 _residents: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Copies of each tensor of a data set, by the name of the device they are on."""
+"""Copies of each tensor of a data set by device name."""
 
 
 def resident(tensor: Tensor, device: Device) -> Tensor:
-    """The one copy of ``tensor`` on ``device``; images are stored in the order in which they are computed."""
+    """Return the only copy of ``tensor`` on ``device``; images are stored in channels_last format."""
     copies: dict[str, Tensor] = _residents.setdefault(tensor, {})
     if device.name not in copies:
         copy = tensor if device == DEFAULT_DEVICE else tensor.to(device.torch, copy=True)
         stored = copy.contiguous(memory_format=torch.channels_last) if copy.ndim == 4 else copy
-        if stored is tensor:  # kept under itself it would never be let go
+        if stored is tensor:  # as its own value in the weak dictionary it would never be freed
             return tensor
         copies[device.name] = stored
     return copies[device.name]
 
 
 class Scale(NamedTuple):
-    """What images are normalised by: mean and deviation of the training part."""
+    """Mean and standard deviation of the training split, for the normalisation of images."""
 
     mean: Tensor
     deviation: Tensor
 
     @classmethod
     def of(cls, images: Tensor) -> Scale:
+        """Return mean and standard deviation of all pixels."""
         deviation, mean = torch.std_mean(images.float())
         return cls(mean, deviation.clamp_min(1e-6))
 
     def apply(self, images: Tensor) -> Tensor:
-        """Images ``[N, C, H, W]`` as floats; those of the training part have mean 0 and deviation 1."""
+        """Return normalised images ``[N, C, H, W]``; the training split gets mean 0 and deviation 1."""
         scaled = (images.float() - self.mean).div_(self.deviation)
         return scaled.contiguous(memory_format=torch.channels_last)
 
 
 class Samples:
-    """Inputs and targets, first axis the samples: those of a data set that ``index`` names, or all."""
+    """Inputs and targets ``[N, ...]`` of the samples ``index`` of a data set; all samples unless given."""
 
     def __init__(
         self, inputs: Tensor, targets: Tensor, index: Tensor | None = None, scale: Scale | None = None
     ) -> None:
         self.inputs = inputs
         self.targets = targets
-        # Half the bytes: all that an environment keeps of a data set are its indices.
+        # int32 halves the memory: indices are all that an environment stores of a data set.
         self.index = (torch.arange(len(inputs)) if index is None else index).int()
         self.scale = scale
 
@@ -66,18 +67,19 @@ class Samples:
         return len(self.index)
 
     def on(self, device: Device) -> Samples:
-        """The same samples of the data set's copy on ``device``."""
+        """Return the same samples of the copy of the data set on ``device``."""
         scale = self.scale and Scale(*(value.to(device.torch) for value in self.scale))
         return Samples(resident(self.inputs, device), resident(self.targets, device), self.index, scale)
 
     def first(self, count: int) -> Samples:
+        """Return the first ``count`` samples."""
         return Samples(self.inputs, self.targets, self.index[:count], self.scale)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """``inputs`` of the data set as a network takes them."""
+        """Return normalised ``inputs``; tokens are not changed."""
         return inputs if self.scale is None else self.scale.apply(inputs)
 
-    # Gathered when asked for and not kept: a copy of the validation part would outweigh the network.
+    # Gathered at every access: a stored copy of the validation split would be larger than the network.
 
     @property
     def x(self) -> Tensor:
@@ -89,7 +91,7 @@ class Samples:
 
 
 class GuardedTest:
-    """The test part: locked until the network is committed, and read once."""
+    """Test split that is locked until the commit and can be read once."""
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
@@ -97,11 +99,15 @@ class GuardedTest:
         self._read = False
 
     def unlock(self) -> None:
-        """Called by the commit at the horizon, and by nothing else."""
+        """Allow one read; only the commit at the horizon may call this."""
         self._unlocked = True
 
     def read(self) -> Samples:
-        """The test samples; a second call, or one before the commit, is an error."""
+        """Return the test samples.
+
+        Raises:
+            DataError: The network is not committed, or the samples were read before.
+        """
         if not self._unlocked:
             raise DataError("the test split was read before the network was committed at its horizon")
         if self._read:
@@ -110,7 +116,7 @@ class GuardedTest:
         return self._samples
 
     def on(self, device: Device) -> GuardedTest:
-        """The same test part on ``device``, as locked as this one."""
+        """Return the test split on ``device``, with the same lock state."""
         moved = GuardedTest(self._samples.on(device))
         moved.load_state(self.state())
         return moved
@@ -124,22 +130,27 @@ class GuardedTest:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """One episode's data."""
+    """Data of one episode."""
 
     train: Samples
     validation: Samples
     test: GuardedTest
 
     def with_less_to_train(self, share: float) -> Splits:
-        """The same with the first ``share`` of the training part, which is in random order."""
+        """Return the splits with the first ``share`` of the training samples, which are in random order."""
         count = max(round(share * len(self.train)), 1)
         return replace(self, train=self.train.first(count))
 
     def on(self, device: Device) -> Splits:
+        """Return the splits on ``device``."""
         return Splits(self.train.on(device), self.validation.on(device), self.test.on(device))
 
     def guess_loss(self) -> float:
-        """Loss of a guess that knows how often each answer comes, and nothing else: the scale of a loss."""
+        """Return the loss of a constant prediction of the target frequencies, in classes or in values.
+
+        Raises:
+            DataError: All training targets are equal.
+        """
         if self.train.targets.is_floating_point():
             targets = self.train.y
             return float((targets - targets.mean(dim=0)).square().mean())
@@ -154,6 +165,7 @@ class Splits:
 
 
 def digest_of(*tensors: Tensor) -> str:
+    """Return the SHA-256 of dtypes, shapes and values."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -164,7 +176,7 @@ def digest_of(*tensors: Tensor) -> str:
 def split_images(
     images: Tensor, labels: Tensor, *, validation: int, test: int, generator: torch.Generator
 ) -> Splits:
-    """Shuffle and cut into three; images ``[N, C, H, W]`` are normalised by the training part alone."""
+    """Return random splits of images ``[N, C, H, W]``, normalised by the training split."""
     train = images.shape[0] - validation - test
     if train < 1:
         raise DataError(

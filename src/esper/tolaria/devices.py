@@ -1,8 +1,7 @@
-"""Where environments run: our own names of devices, and what torch calls them.
+"""Devices of environments by name, and their torch devices.
 
-The name is the key wherever something is kept by device. Torch calls ``cpu:0`` and ``cpu:1`` both ``cpu``; to
-us they are two devices, each with its own copy of the data, so that what several devices do can be tried
-where there is one.
+Data are stored by device name. ``cpu:0`` and ``cpu:1`` are the same torch device but two devices here, each
+with its own copy of the data, so that runs on several devices can be tested on one CPU.
 """
 
 from __future__ import annotations
@@ -20,22 +19,22 @@ from esper.leyline.errors import EsperError
 
 Amp = Literal["off", "bfloat16", "float16"]
 CPU_NAMES: Final = 64
-"""Names that the processor may go by: cpu:0 and so on."""
+"""Number of names of the CPU: cpu:0, cpu:1, ..."""
 
 
 class DeviceError(EsperError):
-    """A device that is not there, or cannot do what is asked of it."""
+    """Error: a device does not exist or does not support the requested precision."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device by its name."""
+    """Device with a name such as ``cpu``, ``cpu:1`` or ``cuda:0``."""
 
     name: str
 
     @property
     def torch(self) -> torch.device:
-        """What torch calls it."""
+        """The torch device."""
         kind, number = _parsed(self.name)
         return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
 
@@ -44,7 +43,7 @@ class Device:
         return self.torch.type == "cuda"
 
     def synchronise(self) -> None:
-        """Wait until everything asked of the device is done; the processor does nothing later."""
+        """Wait until all work on a CUDA device is done; work on the CPU is never pending."""
         if self.is_cuda:
             torch.cuda.synchronize(self.torch)
 
@@ -53,7 +52,7 @@ DEFAULT_DEVICE: Final = Device("cpu")
 
 
 class Compute(NamedTuple):
-    """Where a host is trained, and in what precision."""
+    """Device and precision of a host's training."""
 
     device: Device = DEFAULT_DEVICE
     amp: Amp = "off"
@@ -63,16 +62,16 @@ DEFAULT_COMPUTE: Final = Compute()
 
 
 class WorkQueue:
-    """One environment's queue of work on its device: a CUDA stream, or, on a processor, nothing."""
+    """CUDA stream of one environment; does nothing on the CPU."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device.torch) if device.is_cuda else None
 
     def enter(self, *inputs: Tensor) -> AbstractContextManager[object]:
-        """Work for this queue, which begins when everything asked for before it is done.
+        """Return a context whose work runs on this stream, after all work submitted before.
 
-        ``inputs`` were made outside and must outlive the work on them.
+        ``inputs`` were made on another stream; their memory is kept until the work is done.
         """
         if self._stream is None:
             return nullcontext()
@@ -83,12 +82,12 @@ class WorkQueue:
 
 
 def device_of(env: int, names: Sequence[str]) -> Device:
-    """The device of an environment: they are dealt out in turn."""
+    """Return the device of an environment; environments are assigned to devices in turn."""
     return Device(names[env % len(names)])
 
 
 def describe_map(names: Sequence[str], envs: int) -> str:
-    """Which environments run where, in words."""
+    """Describe which environments run on which device."""
     parts = []
     for first, name in enumerate(names):
         own = [str(env) for env in range(first, envs, len(names))]
@@ -98,21 +97,21 @@ def describe_map(names: Sequence[str], envs: int) -> str:
 
 
 def check_devices(names: Sequence[str]) -> None:
-    """Refuse names of no device, of a device that is not there, and of one device twice."""
+    """Raise DeviceError for unknown names, devices that do not exist, and one device named twice."""
     seen: dict[tuple[str, int], str] = {}
     if not names:
-        raise DeviceError(f"no device was named; {_what_is_there()}")
+        raise DeviceError(f"no device was named; {_available()}")
     for name in names:
         kind, number = place = _parsed(name)
         if number >= (torch.cuda.device_count() if kind == "cuda" else CPU_NAMES):
-            raise DeviceError(f"device '{name}' is not there; {_what_is_there()}")
+            raise DeviceError(f"device '{name}' is not there; {_available()}")
         if place in seen:
             raise DeviceError(f"'{seen[place]}' and '{name}' are one device; name every device once")
         seen[place] = name
 
 
 def check_enough(names: Sequence[str], envs: int) -> None:
-    """Refuse more devices than there are environments to run on them."""
+    """Raise DeviceError if there are more devices than environments."""
     if len(names) > envs:
         raise DeviceError(
             f"{len(names)} devices ({', '.join(names)}) for {envs} environment{'s' * (envs != 1)} leave some"
@@ -121,14 +120,14 @@ def check_enough(names: Sequence[str], envs: int) -> None:
 
 
 def _parsed(name: str) -> tuple[str, int]:
-    """Kind and number; a kind alone is its number 0."""
+    """Return kind and number of a device name; the number defaults to 0."""
     found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,3}))?", name)
     if found is None:
-        raise DeviceError(f"'{name[:80]}' names no device; {_what_is_there()}")
+        raise DeviceError(f"'{name[:80]}' names no device; {_available()}")
     return found[1], int(found[2] or 0)
 
 
-def _what_is_there() -> str:
+def _available() -> str:
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     there = ", ".join(gpus) if gpus else "no CUDA device"
     return f"there are cpu (or cpu:0 to cpu:{CPU_NAMES - 1}, the same processor under many names) and {there}"

@@ -44,11 +44,11 @@ from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
 _COUNTED: Final = ("epoch", "_next_seed_id", "_val_scores", "_val_loss")
-"""Attributes that change from step to step."""
+"""Attributes that are part of a snapshot."""
 
 
 class MorphEnv:
-    """Episode after episode, each from random streams named by (run, environment, episode, attempt)."""
+    """Environment whose episodes are determined by rng seed, environment, episode and attempt."""
 
     def __init__(
         self,
@@ -62,9 +62,17 @@ class MorphEnv:
         rollback_limit: int = ROLLBACK_LIMIT,
         compute: Compute = DEFAULT_COMPUTE,
     ) -> None:
-        """``table`` is this environment's row of a shared table; ``enabled`` defaults to all slots.
+        """Store the settings; call ``reset`` before the first step.
 
-        An episode ends early with rollback number ``rollback_limit``.
+        Args:
+            task: Data, hosts and training settings.
+            rng_seed: Root seed of the run.
+            env: Number of the environment in the run.
+            enabled: Slots that may be used; all unless given.
+            table: Row of a shared slot table; a new one unless given.
+            sink: Receives the rows of telemetry.
+            rollback_limit: Number of the rollback that ends an episode.
+            compute: Device and precision.
         """
         self.compute = compute
         self.task = task
@@ -87,10 +95,13 @@ class MorphEnv:
         iteration: int | None = None,
         twin_scores: Sequence[float] | None = None,
     ) -> EnvFacts:
-        """Begin an episode: build, split, and validate the untrained host.
+        """Begin an episode: build the host, split the data and validate the untrained host.
 
-        ``attempt`` counts the breakdowns before it in this episode, ``iteration`` is that of a training it
-        belongs to, ``twin_scores`` are the do-nothing twin's validation scores by epoch where known.
+        Args:
+            episode: Number of the episode.
+            attempt: Number of earlier attempts at this episode that diverged.
+            iteration: Iteration of policy training, for the rows.
+            twin_scores: Validation scores of the do-nothing twin by epoch, for the rows.
         """
         self.episode, self._attempt, self._iteration = episode, attempt, iteration
         self._twin_scores = twin_scores
@@ -102,7 +113,7 @@ class MorphEnv:
         self._next_seed_id = 0
         self.recorder.load_state({"op_counts": [0] * NUM_OPS, "refused": 0})
         self._val_scores: list[float] = []
-        """By epoch; the last epoch's is replaced when it is measured again."""
+        """Validation scores by epoch; a second measurement of an epoch replaces the first."""
         self._began = time.perf_counter()
         return self._facts(self._measure(), None, OP_WAIT, True)
 
@@ -116,6 +127,7 @@ class MorphEnv:
 
     @property
     def ended(self) -> bool:
+        """Whether the horizon or the limit of rollbacks is reached."""
         return self.epoch >= self.task.horizon or self._recovery.given_up
 
     # --- one step -----------------------------------------------------------------------------
@@ -134,7 +146,7 @@ class MorphEnv:
         self.host.begin_epoch(self.epoch)
 
     def end_step(self) -> EnvFacts:
-        """The minibatches have been trained: measure and check the epoch."""
+        """Measure and check the epoch after its minibatches were trained."""
         op, succeeded = self._acted
         trained = self._end_training()
         times = [time.perf_counter()]
@@ -182,12 +194,12 @@ class MorphEnv:
         return result
 
     def run_out(self) -> EpisodeReport:
-        """The rest of the episode with nobody acting, and its report."""
+        """Run the rest of the episode without actions and return its report."""
         while not self.ended:
             self.step(np.array(CANONICAL_ACTION))
         return self.finish()
 
-    # --- what is known ------------------------------------------------------------------------
+    # --- facts and report ---------------------------------------------------------------------
 
     def _facts(
         self, measured: Contributions, trained: EpochTraining | None, op: int, succeeded: bool
@@ -219,7 +231,10 @@ class MorphEnv:
         )
 
     def finish(self, reward: Reward | None = None) -> EpisodeReport:
-        """Read the test split, once, and report the committed network; ``reward`` is the episode's return."""
+        """Score the committed network on the test split and return the report; possible once per episode.
+
+        ``reward`` is the return of the episode, for its row.
+        """
         host, grown = self.model.count_parameters()
         host_flops, flops = self.host.meter.per_sample()
         test = self.host.test()
@@ -290,7 +305,7 @@ class MorphEnv:
     # --- states -------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """The whole environment as plain tensors and numbers, to return to bit for bit."""
+        """Return a snapshot of the environment as plain tensors and numbers."""
         return {
             "origin": self._origin(),
             "episode": (self.episode, self._attempt),
@@ -301,9 +316,13 @@ class MorphEnv:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to where ``state`` was taken, whatever was done since."""
+        """Return to a snapshot, bit for bit, whatever was done since.
+
+        Raises:
+            EsperError: The snapshot belongs to another task, rng seed or environment.
+        """
         if state["origin"] != self._origin():
-            # Weights would fit, but data and random streams are drawn anew from these names.
+            # The weights would fit, but not data and random streams, which are derived from these names.
             raise EsperError(f"the snapshot is of {state['origin']}; this one is {self._origin()}")
         episode, attempt = state["episode"]
         if (episode, attempt) != (self.episode, self._attempt):

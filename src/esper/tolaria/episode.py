@@ -1,4 +1,4 @@
-"""One episode, from the untrained host to the commit: the loop that everything else hangs on."""
+"""The loop of one episode, from the untrained host to the commit."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,18 @@ def run_episode(
     twin_scores: Sequence[float] | None = None,
     after_epoch: Callable[[], None] = lambda: None,
 ) -> list[EpisodeReport]:
-    """Decide, act, train and measure until the last epoch; one report per environment."""
+    """Decide, act, train and measure until the last epoch.
+
+    Args:
+        vector: Environments.
+        controller: Chooses the actions.
+        episode: Number of the episode, which selects its random streams.
+        twin_scores: Validation scores of the do-nothing twin by epoch, for the rows.
+        after_epoch: Called after every epoch.
+
+    Returns:
+        One report per environment.
+    """
     facts = vector.reset(episode, twin_scores)
     controller.reset(episode)
     while not facts.ended.all():

@@ -1,11 +1,11 @@
-"""What an episode leaves behind."""
+"""Report of a finished episode."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReport:
-    """What a finished episode came to; all scores are of the committed network."""
+    """Results of a finished episode; all scores belong to the committed network."""
 
     val_score: float
     val_loss: float
@@ -16,12 +16,13 @@ class EpisodeReport:
     params: int
     host_flops_per_sample: int
     flops_per_sample: int
-    """Forward pass of the bare host, and of the committed network."""
+    """FLOPs of a forward pass per sample, of the host alone and of the committed network."""
     flops: dict[str, int]
+    """FLOPs of the episode by purpose."""
     op_counts: tuple[int, ...]
     refused: int
     val_scores: tuple[float, ...]
-    """Validation score after every epoch, the untrained host's first."""
+    """Validation scores of the untrained host and after every epoch."""
     rollbacks: int
     cut_short: bool
     """Too many rollbacks ended the episode before its horizon."""

@@ -117,8 +117,15 @@ def train_looking(
     supervisor: Supervisor,
     before_batch: Callable[[int], bool],
 ) -> EpochTraining:
-    """Train on ``batches`` and check each; ``before_batch`` takes its number and returns whether it is the
-    last."""
+    """Train on ``batches`` and check each of them.
+
+    Args:
+        learner: Network and optimiser.
+        batches: Inputs and targets.
+        objective: Loss and score of the task.
+        supervisor: Removes seeds that make a minibatch non-finite.
+        before_batch: Called with the number of a minibatch; returns whether it is the last one.
+    """
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
     for number, (x, y) in enumerate(batches):

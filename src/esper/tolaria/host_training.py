@@ -46,7 +46,19 @@ class HostTraining:
         enabled: Sequence[bool],
         amp: Amp = "off",
     ) -> None:
-        """``table`` is the environment's row and begins anew; ``enabled`` are the slots it may use."""
+        """Draw an instance of the task and build its data, host, optimiser and compute meter.
+
+        Args:
+            task: Task to draw from.
+            table: Row of the slot table; it is cleared.
+            streams: Random streams and device of the episode.
+            enabled: Slots that may be used, if the instance enables them too.
+            amp: Precision of training.
+
+        Raises:
+            SlotError: No slot is enabled.
+            HostError: The budget does not pay for one minibatch per step.
+        """
         self._task = task
         self._streams = streams
         self.device = streams.device
@@ -55,7 +67,7 @@ class HostTraining:
         self.instance = task.instances.draw(streams.generator("instance"))
         splits = task.load(streams.generator("split")).with_less_to_train(self.instance.data_share)
         self.guess_loss = splits.guess_loss()
-        """Loss of a blind guess: what the governor and the rewards measure losses by."""
+        """Loss of a constant prediction of the target frequencies: the scale of losses."""
         self.splits = splits.on(self.device)
         self.table = table
         table.assign(SlotTable.empty(1, task.num_slots))
@@ -78,12 +90,13 @@ class HostTraining:
         self._learner = Learner(self.model, self.optimiser, task.objective.loss, task.clip, self.precision)
         self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
-        """Of the last step's network; what a budget leaves over is less."""
+        """FLOPs of a minibatch in the last step; less than that remains of its budget."""
         self.budget = task.budget_of(self.instance)
         self._check_budget()
         self.minibatches = 0
-        """Trained so far, and at the birth of each slot's seed."""
+        """Number of minibatches trained so far."""
         self._batches_at_birth = [0] * task.num_slots
+        """The same number at the birth of each slot's seed."""
         self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
@@ -107,7 +120,7 @@ class HostTraining:
             return self._task.objective.loss(self.model(x), y)
 
     def begin_streams(self, *purpose: str) -> None:
-        """Streams for what the host and its seeds draw while they train, named by ``purpose``."""
+        """Restart the random streams of host and seeds, derived with ``purpose``."""
         self._host_stream = self._streams.torch("host", *purpose)
         for slot in self.model.slots:
             assert slot.stream is not None
@@ -116,20 +129,20 @@ class HostTraining:
     # --- one epoch ----------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the minibatches of the epoch after ``epoch`` finished ones."""
+        """Draw the minibatches of the epoch that follows ``epoch`` finished ones."""
         self._epoch = epoch
         self.seconds = 0.0
-        """Spent on training in this epoch."""
+        """Seconds spent on training in this epoch."""
         self.chosen: Sequence[Tensor] = [self._cursor.next() for _ in range(self._affordable(epoch))]
-        """Samples of each minibatch, as numbers within the training part."""
+        """Sample indices of each minibatch within the training split."""
         self._start = self._keep_start()
         self._unread = UnreadEpoch(self._learner, self._task.objective)
         self._trained = 0
-        if not self.model.training:  # a walk through all modules
+        if not self.model.training:  # train() iterates over all modules
             self.model.train()
 
     def train_minibatch(self, inputs: Tensor, targets: Tensor) -> None:
-        """Train on the next minibatch, given as it is in the data set; nothing of it is read."""
+        """Train on the next minibatch, in the form of the data set, without reads from the device."""
         began = time.perf_counter()
         with self._queue.enter(inputs, targets), self._host_stream:
             last = self._before_batch(self._trained)
@@ -138,9 +151,9 @@ class HostTraining:
         self.seconds += time.perf_counter() - began
 
     def end_epoch(self, supervisor: Supervisor) -> EpochTraining:
-        """Read what the epoch showed, and tick the slots' counters.
+        """Read the results of the epoch and advance the counters of the slots.
 
-        If it was not finite, it is undone and run again, and every minibatch is looked at.
+        A non-finite epoch is undone and run again with a check of every minibatch.
         """
         began = time.perf_counter()
         trained = self._unread.read()
@@ -163,7 +176,7 @@ class HostTraining:
             return train_looking(self._learner, batches, self._task.objective, supervisor, self._before_batch)
 
     def _keep_start(self) -> Callable[[], None]:
-        """What undoes the epoch to come, as long as nothing but its minibatches happens."""
+        """Return a function that undoes the coming epoch, as long as no seed is planted or removed."""
         undo, scales, meter = Undo(self.model, self.optimiser), self.precision.state(), self.meter.state()
         streams = self._host_stream.get_state(), self._augmenting.get_state()
         batches = self.minibatches
@@ -180,7 +193,7 @@ class HostTraining:
         return restore
 
     def _affordable(self, epoch: int) -> int:
-        """Minibatches of the step after ``epoch`` steps; what a budget leaves over, the next step gets."""
+        """Return the number of minibatches of the next step; an unspent budget is carried over."""
         if self.budget is None:
             return self._task.batches_per_epoch
         allowance = self.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
@@ -188,23 +201,23 @@ class HostTraining:
         return max(allowance // self.minibatch_flops, 0)
 
     def minibatches_left(self) -> float:
-        """Of the network as it stands, for what is left of the budget; NaN where there is none."""
+        """Return the number of minibatches that the rest of the budget pays for; NaN without a budget."""
         if self.budget is None:
             return math.nan
         return (self.budget - self.meter.ledger.charged) / self.meter.minibatch(self._task.batch_size)
 
     def candidate_cost(self) -> float:
-        """Of a seed that can be planted, by the network's own; NaN where there is no budget."""
+        """Return the mean cost of a new seed relative to the present network's; NaN without a budget."""
         return math.nan if self.budget is None else self.meter.candidate_cost(self._task.batch_size)
 
     def close_growth(self, epoch: int) -> None:
-        """What is planted while the rate of a ``wsd`` schedule falls could no longer learn."""
+        """Disable all slots in the decay phase of a ``wsd`` schedule, in which a new seed could not learn."""
         task = self._task
         if task.schedule == "wsd" and epoch >= (1.0 - DECAY_SHARE) * task.horizon:
             self.table.enabled[0] = False
 
     def _before_batch(self, number: int) -> bool:
-        """Set every learning rate for the epoch's minibatch ``number``, and count it; is it the last one?"""
+        """Set all learning rates for minibatch ``number``, count it, and return whether it is the last."""
         task, base, epoch = self._task, self.instance.learning_rate, self._epoch
         now = epoch + number / len(self.chosen)  # in steps
         wsd = task.schedule == "wsd"
@@ -225,10 +238,10 @@ class HostTraining:
         return number == len(self.chosen) - 1
 
     def measure(self, *, contributions: bool = True) -> Contributions:
-        """Score the network as it stands on the validation split, and what each seed contributes.
+        """Score the present network and the contributions of its seeds on the validation split.
 
-        Under a budget a seed is measured as soon as it takes part, and again when the budget's share for
-        that allows it.
+        With a budget a seed is measured when it is first blended, and again while measurements have used less
+        than ``COUNTERFACTUAL_SHARE`` of the charged FLOPs.
         """
         validation = self.splits.validation
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
@@ -252,7 +265,7 @@ class HostTraining:
         )
 
     def count(self, moves: Sequence[StageMove]) -> None:
-        """Let compute meter and loss scales follow stage moves that have happened."""
+        """Update compute meter and loss scales after stage moves."""
         for move in moves:
             self.precision.forget(move.slot)
             if move.target is Stage.GERMINATED:
@@ -264,7 +277,7 @@ class HostTraining:
     # --- the end ------------------------------------------------------------------------------
 
     def commit(self) -> list[StageMove]:
-        """Make the network final: keep what gate G5 lets pass, remove the rest, unlock the test split."""
+        """Fossilize held seeds that pass gate G5, remove all other live seeds, unlock the test split."""
         moves = actuator.commit(self.model)
         inputs = self._calibration()
         if inputs is not None:
@@ -273,7 +286,7 @@ class HostTraining:
         return moves
 
     def test(self) -> Contributions:
-        """Score and loss of the committed network on the test split, which can be read once."""
+        """Score the committed network on the test split, which can be read once."""
         return measure([], self._scorer(self.splits.test.read()))
 
     def _scorer(self, samples: Samples) -> Scorer:
@@ -288,13 +301,13 @@ class HostTraining:
         )
 
     def _calibration(self) -> Tensor | None:
-        """Inputs for the statistics of batch normalisation, where there is any."""
+        """Return inputs for batch-normalisation statistics; None without batch normalisation."""
         return self.splits.train.first(CALIBRATION_SAMPLES).x if batch_norms(self.model) else None
 
     # --- states -------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Any]:
-        """Weights, buffers, slot table and optimisers: what a rollback brings back."""
+        """Return weights, seeds, slot table, optimiser state and loss scales, for a rollback."""
         return {
             "model": self.model.state(),
             "optimiser": self._groups.state(),
@@ -302,13 +315,13 @@ class HostTraining:
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Return to ``weights``, whatever was done since."""
+        """Restore ``weights``, whatever was done since."""
         self.model.load_state(weights["model"])
         self._groups.load_state(weights["optimiser"], self.model.seed_parameters)
         self.precision.load_state(weights["scales"])
 
     def state(self) -> dict[str, Any]:
-        """Everything that changes while the host trains, as plain tensors and numbers."""
+        """Return everything that training changes, as plain tensors and numbers."""
         return {
             "weights": self.weights(),
             "cursor": self._cursor.state(),
@@ -322,7 +335,7 @@ class HostTraining:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to ``state``, bit for bit."""
+        """Restore ``state``, bit for bit."""
         self.load_weights(state["weights"])
         self._cursor.load_state(state["cursor"])
         self.splits.test.load_state(state["test"])
@@ -335,7 +348,7 @@ class HostTraining:
 
 
 def train_together(hosts: Sequence[HostTraining]) -> None:
-    """The epochs that were begun, minibatch by minibatch in all environments; then one wait per device."""
+    """Train the begun epochs of all hosts, minibatch by minibatch, then synchronise every device once."""
     for gathered in SharedBatchIterator(hosts):
         for env, inputs, targets in gathered:
             hosts[env].train_minibatch(inputs, targets)

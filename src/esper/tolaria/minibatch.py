@@ -136,7 +136,7 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def clip_gradients(gradients: list[Tensor], limit: float) -> Tensor:
     """Scale ``gradients`` to a total norm of at most ``limit``; return the norm before, as a tensor."""
     total = torch.linalg.vector_norm(tensor_norms(gradients))
-    # In double: limit / norm is then the number that it would be outside of torch.
+    # In float64, so that limit / norm equals the quotient of Python floats.
     factor = torch.full_like(total, limit, dtype=torch.float64).div_(total).clamp_(max=1.0).float()
     # One call for all tensors; its check for non-finite values costs nothing.
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros_like(factor), factor)

@@ -1,4 +1,4 @@
-"""What a task asks of an output: a loss to train on, a score to compare networks by."""
+"""Objectives: the loss that is minimised and the score that compares networks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Measure = Callable[[Tensor, Tensor], Tensor]
-"""From ``output`` and ``target`` to a number, or to one per sample."""
+"""Function of ``output`` and ``target`` that returns one value, or one per sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,11 +15,11 @@ class Objective:
     """Loss and score of one kind of task."""
 
     loss: Measure
-    """Mean over the samples, to be minimised."""
+    """Mean loss of a batch."""
     sample_losses: Measure
-    """``[N]``."""
+    """Loss of every sample ``[N]``."""
     sample_scores: Measure
-    """Points ``[N]``, 0 to 100, higher is better."""
+    """Score of every sample ``[N]``, from 0 to 100; higher is better."""
 
 
 def _sample_losses(output: Tensor, target: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def _sample_scores(output: Tensor, target: Tensor) -> Tensor:
 
 
 CLASSIFICATION = Objective(F.cross_entropy, _sample_losses, _sample_scores)
-"""Cross entropy of ``output [N, classes]``; 100 points where the class is right."""
+"""Cross entropy of ``output [N, classes]``; the score is 100 for the right class, else 0."""
 
 
 def regression(targets: Tensor) -> Objective:
@@ -49,7 +49,7 @@ def regression(targets: Tensor) -> Objective:
 
 
 def _by_token(measure: Measure) -> Measure:
-    """The mean over the tokens of each sample."""
+    """Return a function that averages ``measure`` over the tokens of each sample."""
 
     def of_samples(output: Tensor, target: Tensor) -> Tensor:
         return measure(output.flatten(0, 1), target.flatten()).view(target.shape).mean(dim=1)
@@ -62,4 +62,4 @@ def _token_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 NEXT_TOKEN = Objective(_token_loss, _by_token(_sample_losses), _by_token(_sample_scores))
-"""Cross entropy of ``output [N, tokens, classes]``; a sample scores its share of right tokens."""
+"""Cross entropy of ``output [N, tokens, classes]``; the score is the percentage of right tokens."""

@@ -53,8 +53,10 @@ class Precision:
         return nullcontext() if self._type is None else torch.autocast(self._device, self._type)
 
     def part(self, number: int, parameters: Sequence[nn.Parameter]) -> "ScaledPart":
-        """Return the parameters that learn from one loss: those of a slot's incubating seed, or of
-        ``HOST``."""
+        """Return the parameters that learn from one loss, with the scale of part ``number``.
+
+        The number is the slot of an incubating seed, or ``HOST``.
+        """
         return ScaledPart(self, parameters, self._scaler(number) if self.scales else None)
 
     def _scaler(self, part: int) -> GradScaler:

@@ -1,7 +1,7 @@
-"""The do-nothing twin: the same host, data and random streams with every slot left empty.
+"""The do-nothing twin: an episode with the same host, data and random streams, and no seeds.
 
-Its scores are needed for every episode that is compared with it and never change, so they are kept on
-disk under everything that determines them. A cache that cannot be read or written only costs time.
+The twin's scores are cached on disk, under a key of everything that determines them. If the cache cannot be
+read or written, the twin is run again.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def run_without_growth(
     attempt: int = 0,
     compute: Compute = DEFAULT_COMPUTE,
 ) -> EpisodeReport:
-    """The report of an episode in which nobody ever acts."""
+    """Run an episode without actions and return its report."""
     twin = MorphEnv(task, rng_seed=rng_seed, env=env, compute=compute)
     twin.reset(episode, attempt=attempt)
     return twin.run_out()
@@ -48,7 +48,11 @@ def twin_scores(
     attempt: int = 0,
     compute: Compute = DEFAULT_COMPUTE,
 ) -> list[float]:
-    """Validation score after every epoch of the twin, the untrained host's first; cached on disk."""
+    """Return the twin's validation scores of the untrained host and after every epoch; cached on disk.
+
+    Raises:
+        DivergedError: The host alone diverges.
+    """
     path = cache_folder("twins") / f"{_key(task, compute, rng_seed, env, episode, attempt)}.json"
     kept = _read(path, task.horizon + 1) if task.build is None else None
     if kept is not None:
@@ -71,7 +75,7 @@ def twin_scores(
 
 
 def _read(path: Path, count: int) -> list[float] | None:
-    """The scores in a cache file; ``None`` unless it is whole and holds ``count`` numbers."""
+    """Return the scores in a cache file, or None if it is damaged or has not ``count`` finite numbers."""
     try:
         kept = json.loads(path.read_bytes())
         scores: list[float] = kept["scores"]
@@ -91,13 +95,13 @@ def _key(task: TaskSpec, compute: Compute, *place: int) -> str:
 
 
 def _kind_of(device: Device) -> str:
-    """A processor, or the model of a GPU: two of one kind compute the same."""
+    """Return the kind of device; devices of one kind compute the same results."""
     return torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
 
 
 @cache
 def _task_key(task: TaskSpec) -> str:
-    """Everything about task, code and machine that can change a twin's score."""
+    """Return a digest of everything in task, code and machine that can change a twin's scores."""
     settings = {
         name: str(value)
         for name, value in asdict(task).items()
@@ -118,7 +122,7 @@ def _task_key(task: TaskSpec) -> str:
 
 @cache
 def _code_digest() -> str:
-    """A digest of the source that a seedless episode runs through."""
+    """Return a digest of the source code of an episode without seeds."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for folder in ("kasmina", "leyline", "tolaria"):

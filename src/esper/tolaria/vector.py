@@ -1,4 +1,4 @@
-"""Several environments side by side, which take every minibatch of a step together."""
+"""Several environments that train on the minibatches of a step together."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from esper.tolaria.tasks.spec import TaskSpec
 
 
 class SerialVector:
-    """Environments that share one slot table and nothing else."""
+    """Environments that share one slot table and nothing else; all run in one process."""
 
     def __init__(
         self,
@@ -31,9 +31,18 @@ class SerialVector:
         devices: Sequence[str] = (DEFAULT_DEVICE.name,),
         amp: Amp = "off",
     ) -> None:
-        """``env_indices`` name the environments' random streams, so shards of a run can be separate.
+        """Build the environments; call ``reset`` before the first step.
 
-        They also say which of the ``devices`` each runs on.
+        Args:
+            task: Task of every environment.
+            rng_seed: Root seed of the run.
+            env_indices: Numbers of the environments in the run; they select random streams and devices, so
+                that a run can be split into shards.
+            enabled: Slots that may be used; all unless given.
+            sink: Receives the rows of all environments.
+            rollback_limit: Number of the rollback that ends an episode.
+            devices: Names of devices, assigned to the environments in turn.
+            amp: Precision of training.
         """
         self.table = SlotTable.empty(len(env_indices), task.num_slots)
         self.envs = [
@@ -54,26 +63,26 @@ class SerialVector:
 
     @property
     def action_space(self) -> ActionSpace:
-        """Known once the environments were reset."""
+        """Slots, rules and blueprints to choose from; available after ``reset``."""
         return self.envs[0].action_space
 
     def reset(self, episode: int = 0, twin_scores: Sequence[float] | None = None) -> EpochFacts:
-        """Begin episode ``episode`` in every environment."""
+        """Begin an episode in every environment and return its facts."""
         for row in range(len(self.envs)):
             self.reset_env(row, episode, twin_scores=twin_scores)
         return self.facts
 
     def reset_env(self, row: int, episode: int, **settings: Any) -> None:
-        """Begin an episode in one environment, with the settings of its ``reset``; the others go on."""
+        """Begin an episode in one environment; ``settings`` are arguments of ``MorphEnv.reset``."""
         self._facts[row] = self.envs[row].reset(episode, **settings)
 
     @property
     def facts(self) -> EpochFacts:
-        """Those last known of every environment."""
+        """Last facts of every environment."""
         return EpochFacts.stack([self._facts[row] for row in range(len(self.envs))])
 
     def step(self, actions: IntArray) -> EpochFacts:
-        """One step everywhere, ``actions [env, 8]``; an episode that ended before others stays as it is."""
+        """Step every environment by ``actions [env, 8]``, except those whose episode has ended."""
         self._stepped = [row for row, env in enumerate(self.envs) if not env.ended]
         if not self._stepped:
             raise RuntimeError("all episodes have ended; call reset() for the next ones")
@@ -85,10 +94,10 @@ class SerialVector:
         return self.facts
 
     def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
-        """Emit the rows of the last decisions; ``outputs`` are a policy's, one per environment."""
+        """Emit the rows of the last decisions, with the policy's output for each environment."""
         for row in self._stepped:
             self.envs[row].record_decision(None if outputs is None else outputs[row])
 
     def finish(self) -> list[EpisodeReport]:
-        """The reports of the committed networks."""
+        """Return the reports of the committed networks."""
         return [env.finish() for env in self.envs]

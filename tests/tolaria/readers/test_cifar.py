@@ -1,3 +1,5 @@
+"""CIFAR-10 in binary batches."""
+
 import os
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from esper.tolaria.readers.cifar import read_cifar_binary
 from tests.tolaria.readers.building import CIFAR_NAMES, refused, write_cifar
 
 
-def test_records_come_back_as_written_and_in_the_order_of_the_batches(tmp_path: Path) -> None:
+def test_records_are_read_as_written_in_the_order_of_the_batches(tmp_path: Path) -> None:
     written = write_cifar(tmp_path, records=3)
     train, test = read_cifar_binary(tmp_path, records=3)
     for part, names in ((train, CIFAR_NAMES[:5]), (test, CIFAR_NAMES[5:])):
@@ -20,18 +22,18 @@ def test_records_come_back_as_written_and_in_the_order_of_the_batches(tmp_path: 
     assert test.images.shape == (3, 3, 32, 32)
 
 
-def test_ten_thousand_records_per_file_are_the_rule(tmp_path: Path) -> None:
+def test_default_number_of_records_per_file_is_ten_thousand(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1.bin").touch()
-    os.truncate(tmp_path / "data_batch_1.bin", 9_999 * 3073)  # sparse: label 0 and black pixels
+    os.truncate(tmp_path / "data_batch_1.bin", 9_999 * 3073)  # a sparse file: label 0 and black pixels
     with refused(f"'{tmp_path / 'data_batch_1.bin'}' holds 30726927 bytes", "10000 × 3073 = 30730000"):
         read_cifar_binary(tmp_path)
     os.truncate(tmp_path / "data_batch_1.bin", 10_000 * 3073)
-    with refused(f"'{tmp_path / 'data_batch_2.bin'}' does not exist"):  # the first one was right
+    with refused(f"'{tmp_path / 'data_batch_2.bin'}' does not exist"):  # the first file has the right size
         read_cifar_binary(tmp_path)
 
 
 @pytest.mark.parametrize("name", [CIFAR_NAMES[0], CIFAR_NAMES[-1]])
-def test_a_file_that_is_missing_or_of_another_length_or_with_a_wrong_label_is_named(
+def test_missing_file_wrong_length_and_wrong_label_are_refused_with_the_path(
     tmp_path: Path, name: str
 ) -> None:
     write_cifar(tmp_path, records=2)

@@ -1,4 +1,4 @@
-"""Damaged files of every format: refused in one sentence, or other data of the same shape."""
+"""Damaged files of every format are refused, or read as other data of the same shape."""
 
 import gzip
 from collections.abc import Callable
@@ -78,18 +78,18 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Tensor], tuple
         for kind in KINDS
     },
 }
-"""How a file is made and read, the shape that it must keep, how many flips may be read as other data."""
+"""By format: writer, reader, shape of the data, and how many of the flipped files may be readable."""
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_damage_is_refused_or_is_other_data_of_the_same_shape(
+def test_damaged_file_is_refused_or_read_as_other_data_of_the_same_shape(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make, read, shape, readable = READERS[name]
     path = make(tmp_path)
     whole = path.read_bytes()
     assert read(path).shape == shape
-    # Pillow and gzip make do without the last byte, or with zeros behind the end.
+    # Pillow and gzip accept files without the last byte, or with zeros after the end.
     for content in cuts(whole)[:3] if name in KINDS or "gz" in name else [*cuts(whole), whole + b"\0"]:
         path.write_bytes(content)
         with refused("'"):

@@ -1,3 +1,5 @@
+"""File access: errors of the operating system become DataErrors."""
+
 import errno
 import os
 from collections.abc import Callable
@@ -10,14 +12,14 @@ from tests.tolaria.readers.building import denied, refused
 
 
 @pytest.mark.parametrize("look", [read_bytes, file_size, list_folder])
-def test_what_is_missing_is_said_to_be_missing(look: Callable[[Path, str], object], tmp_path: Path) -> None:
+def test_missing_path_is_refused(look: Callable[[Path, str], object], tmp_path: Path) -> None:
     with refused(
         f"'{tmp_path / 'x'}' does not exist; a thing is expected there: put it there or name another path"
     ):
         look(tmp_path / "x", "a thing")
 
 
-def test_files_and_folders_are_not_taken_for_one_another(tmp_path: Path) -> None:
+def test_folder_in_place_of_a_file_and_file_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     for look, path, found in (
         (
@@ -40,7 +42,7 @@ def test_files_and_folders_are_not_taken_for_one_another(tmp_path: Path) -> None
     ("owner", "call", "look"),
     [(Path, "open", read_bytes), (Path, "stat", file_size), (os, "listdir", list_folder)],
 )
-def test_what_may_not_be_read_is_refused(
+def test_path_without_read_permission_is_refused(
     owner: object,
     call: str,
     look: Callable[[Path, str], object],
@@ -55,7 +57,7 @@ def test_what_may_not_be_read_is_refused(
         look(tmp_path / "x", "a thing")
 
 
-def test_pipes_loops_of_links_and_paths_that_no_system_takes_are_refused(tmp_path: Path) -> None:
+def test_pipes_link_loops_and_invalid_paths_are_refused(tmp_path: Path) -> None:
     pipe, loop = tmp_path / "pipe", tmp_path / "x"
     os.mkfifo(pipe)
     with refused(f"'{pipe}' cannot be read (neither a file nor a folder); a thing is expected there"):
@@ -67,14 +69,14 @@ def test_pipes_loops_of_links_and_paths_that_no_system_takes_are_refused(tmp_pat
         list_folder(Path("a\0b"), "a thing")
 
 
-def test_a_failing_disk_is_refused_with_its_reason_and_other_errors_pass() -> None:
+def test_disk_error_is_refused_with_its_reason_and_other_exceptions_propagate() -> None:
     with refused("'x' cannot be read (Input/output error)"), refusals(Path("x"), "a thing"):
         raise OSError(errno.EIO, "Input/output error")
     with pytest.raises(KeyError), refusals(Path("x"), "a thing"):
         raise KeyError
 
 
-def test_a_limit_cuts_what_is_read(tmp_path: Path) -> None:
+def test_limit_bounds_the_number_of_bytes_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abcdef")
     assert [read_bytes(tmp_path / "x", "a thing", limit=limit) for limit in (4, 9, -1)] == [
         b"abcd", b"abcdef", b"abcdef",
@@ -82,7 +84,7 @@ def test_a_limit_cuts_what_is_read(tmp_path: Path) -> None:
     assert file_size(tmp_path / "x", "a thing") == 6
 
 
-def test_a_folder_is_listed_in_the_order_of_names_without_hidden_entries(tmp_path: Path) -> None:
+def test_folder_is_listed_by_name_without_hidden_entries(tmp_path: Path) -> None:
     for name in ("b", ".hidden", "a10", "B", "a9"):
         (tmp_path / name).touch()
     assert [path.name for path in list_folder(tmp_path, "a thing")] == ["B", "a10", "a9", "b"]

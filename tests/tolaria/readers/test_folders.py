@@ -1,3 +1,5 @@
+"""Images in one folder per class."""
+
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,12 @@ from tests.tolaria.readers.building import png_bytes, refused, write_files
 
 
 def even(value: int, height: int = 2, width: int = 3) -> bytes:
-    """A grey PNG of one value."""
+    """Return a grey PNG with all pixels of one value."""
     return png_bytes(np.full((height, width), value, np.uint8))
 
 
-def test_images_come_class_by_class_in_the_order_of_names(tmp_path: Path) -> None:
-    # Written in another order; names sort by character, so 10 goes before 2.
+def test_images_are_sorted_by_class_and_file_name(tmp_path: Path) -> None:
+    # Written in another order; names are sorted by character, so 10 precedes 2.
     write_files(
         tmp_path, {"dog/2": even(4), "cat/b": even(2), "dog/10": even(3), "ant/z": even(0), "cat/a": even(1)}
     )
@@ -26,17 +28,17 @@ def test_images_come_class_by_class_in_the_order_of_names(tmp_path: Path) -> Non
     assert read.images.shape == (5, 3, 2, 3)
 
 
-def test_hidden_entries_are_no_images(tmp_path: Path) -> None:
+def test_hidden_entries_are_ignored(tmp_path: Path) -> None:
     write_files(tmp_path, {"a/1": even(5), "b/1": even(6)})
     write_files(tmp_path, {"a/.DS_Store": b"x", ".cache/x": b"x", ".hidden": b"x"})
     assert read_image_folder(tmp_path)[0].images.flatten(1).float().mean(1).tolist() == [5, 6]
 
 
-def test_train_and_test_folders_give_the_two_parts(tmp_path: Path) -> None:
+def test_train_and_test_folders_give_the_two_splits(tmp_path: Path) -> None:
     write_files(
         tmp_path,
         {"train/cat/1": even(1), "train/cat/2": even(2), "train/dog/1": even(3)}
-        | {"test/cat/1": even(4), "test/dog/1": even(5), "README": b"not looked at"},
+        | {"test/cat/1": even(4), "test/dog/1": even(5), "README": b"ignored"},
     )
     train, test = read_split_folders(tmp_path)
     assert train.images[:, 0, 0, 0].tolist() == [1, 2, 3]
@@ -61,7 +63,7 @@ def test_train_and_test_folders_give_the_two_parts(tmp_path: Path) -> None:
         ({"train/a/1": even(0), "test/a/1": even(0, 3, 2)}, "images of 2 × 3 pixels in train and of 3 × 2"),
     ],
 )  # fmt: skip
-def test_what_is_no_folder_of_classes_or_no_split_of_them_is_refused(
+def test_invalid_class_folders_and_invalid_splits_are_refused(
     tmp_path: Path, files: dict[str, bytes], sentence: str
 ) -> None:
     write_files(tmp_path, files)

@@ -1,3 +1,5 @@
+"""IDX files, plain and compressed, and folders of four of them."""
+
 import gzip
 import os
 import struct
@@ -20,7 +22,7 @@ from tests.tolaria.readers.building import (
     write_mnist_like,
 )
 
-# Two rows of three: the type 08, the rank 2, the sizes 2 and 3, six values.
+# Type 08, rank 2, sizes 2 and 3, six values.
 LITERAL = bytes.fromhex("00000802 00000002 00000003 010203040506")
 Store = Callable[[bytes], bytes]
 
@@ -38,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @both
-def test_a_file_worked_by_hand_is_read_and_may_be_written_to(path: Path, store: Store) -> None:
+def test_literal_file_is_read_as_a_writable_tensor(path: Path, store: Store) -> None:
     path.write_bytes(store(LITERAL))
     values = read_idx(path)
     assert values.dtype == torch.uint8
@@ -49,7 +51,7 @@ def test_a_file_worked_by_hand_is_read_and_may_be_written_to(path: Path, store: 
 
 @both
 @pytest.mark.parametrize("shape", [(), (7,), (2, 1, 3, 2, 2), (1,) * 64])
-def test_any_rank_comes_back_as_written(path: Path, store: Store, shape: tuple[int, ...]) -> None:
+def test_tensors_of_any_rank_are_read_as_written(path: Path, store: Store, shape: tuple[int, ...]) -> None:
     written = random_bytes(*shape)
     path.write_bytes(store(idx_bytes(written)))
     values = read_idx(path)
@@ -57,8 +59,8 @@ def test_any_rank_comes_back_as_written(path: Path, store: Store, shape: tuple[i
     np.testing.assert_array_equal(values.numpy(), written)
 
 
-def test_a_packed_file_of_several_members_and_chunks_is_read_whole(path: Path) -> None:
-    """2 MB that compress well and 1 MB that do not, over many chunks of 256 KiB."""
+def test_gzip_file_of_several_members_and_chunks_is_read_completely(path: Path) -> None:
+    """2 MB compress well and 1 MB does not, in many chunks of 256 KiB."""
     written = np.concatenate([np.zeros(2 << 20, np.uint8), random_bytes(1 << 20)])
     content = idx_bytes(written)
     path.write_bytes(packed(content[:5]) + packed(b"") + packed(content[5:]))
@@ -80,7 +82,7 @@ def test_a_packed_file_of_several_members_and_chunks_is_read_whole(path: Path) -
         (b"\0\0\x08\x41" + b"\0\0\0\1" * 65 + b"\7", "states a rank of 65; at most 64 is allowed"),
     ],
 )  # fmt: skip
-def test_what_is_no_whole_idx_file_is_refused(
+def test_invalid_and_incomplete_idx_files_are_refused(
     path: Path, store: Store, content: bytes, sentence: str
 ) -> None:
     path.write_bytes(store(content))
@@ -88,14 +90,14 @@ def test_what_is_no_whole_idx_file_is_refused(
         read_idx(path)
 
 
-def test_values_that_are_missing_are_counted(path: Path) -> None:
+def test_refusal_of_a_cut_file_states_the_number_of_bytes(path: Path) -> None:
     for content in (LITERAL[:17], packed(LITERAL[:17])):
         path.write_bytes(content)
         with refused(f"'{path}' promises 2 × 3 values in its header and holds 5 of 6 bytes"):
             read_idx(path)
 
 
-def test_packed_data_with_a_wrong_seal_or_with_more_behind_it_or_packed_twice_is_refused(path: Path) -> None:
+def test_gzip_with_wrong_checksum_trailing_bytes_or_double_compression_is_refused(path: Path) -> None:
     whole = packed(LITERAL)
     for tail in (b"\x1f\x8b", b"garbage", packed(b"x")[:-1]):
         path.write_bytes(whole + tail)
@@ -117,7 +119,7 @@ def test_packed_data_with_a_wrong_seal_or_with_more_behind_it_or_packed_twice_is
     [
         (b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 100, "promises 4294967295"),
         (packed(b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 100), "promises 4294967295"),
-        # 100 KB of zeros in about 130 bytes could unpack to 1032 times that, 134 KB: read in chunks.
+        # 100 KB of zeros in about 130 bytes; 1032 times that, 134 KB, is possible, so the file is read.
         (
             packed(b"\0\0\x08\1" + struct.pack(">I", 120_000) + b"\0" * 100_000),
             "holds 100000 of 120000 bytes",
@@ -128,12 +130,14 @@ def test_packed_data_with_a_wrong_seal_or_with_more_behind_it_or_packed_twice_is
         ),
         (LITERAL, "holds more than these 6 bytes"),
     ],
-    ids=["absurd", "absurd, packed", "could be kept", "bomb", "a gigabyte"],
+    ids=["impossible size", "impossible size, gzip", "possible size", "gzip bomb", "sparse gigabyte"],
 )
-def test_sizes_are_refused_before_memory_is_taken(path: Path, content: bytes, sentence: str) -> None:
+def test_wrong_sizes_are_refused_before_memory_is_allocated(
+    path: Path, content: bytes, sentence: str
+) -> None:
     path.write_bytes(content)
     if content == LITERAL:
-        os.truncate(path, 1 << 30)  # sparse: a gigabyte of size and a block of disk
+        os.truncate(path, 1 << 30)  # a sparse file: one gigabyte long, one block on disk
     tracemalloc.start()
     try:
         with refused(sentence):
@@ -147,7 +151,7 @@ def test_sizes_are_refused_before_memory_is_taken(path: Path, content: bytes, se
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
-def test_a_labelled_folder_comes_back_as_written(tmp_path: Path, packed: bool) -> None:
+def test_folder_of_four_files_is_read_as_written(tmp_path: Path, packed: bool) -> None:
     arrays = mnist_like(train=5, test=3, height=2, width=3)
     write_mnist_like(tmp_path, arrays, packed=packed)
     train, test = read_labelled_idx(tmp_path)
@@ -158,11 +162,11 @@ def test_a_labelled_folder_comes_back_as_written(tmp_path: Path, packed: bool) -
         assert part.labels.tolist() == arrays[f"{prefix}-labels-idx1-ubyte"].tolist()
 
 
-def test_a_plain_file_goes_before_a_packed_one_and_a_missing_one_is_named(tmp_path: Path) -> None:
+def test_plain_file_is_preferred_to_gzip_and_a_missing_file_is_named(tmp_path: Path) -> None:
     arrays = mnist_like()
     write_mnist_like(tmp_path, arrays)
     name = "train-labels-idx1-ubyte"
-    (tmp_path / f"{name}.gz").write_bytes(b"not looked at")
+    (tmp_path / f"{name}.gz").write_bytes(b"ignored")
     assert read_labelled_idx(tmp_path)[0].labels.tolist() == arrays[name].tolist()
     for name in reversed(IDX_NAMES):
         (tmp_path / name).unlink()
@@ -182,7 +186,7 @@ def test_a_plain_file_goes_before_a_packed_one_and_a_missing_one_is_named(tmp_pa
         ("t10k-labels-idx1-ubyte", np.array([0, 9, 10], np.uint8), "gives item 2 the label 10; labels"),
     ],
 )  # fmt: skip
-def test_files_that_do_not_belong_together_are_refused(
+def test_inconsistent_images_and_labels_are_refused(
     tmp_path: Path, name: str, values: Bytes, sentence: str
 ) -> None:
     write_mnist_like(tmp_path, mnist_like() | {name: values})

@@ -1,4 +1,4 @@
-"""Data sets from files: IDX, CIFAR-10 binary, class folders of images, plain text, and where to find them.
+"""Readers of data sets: IDX, CIFAR-10 binary, class folders of images, plain text.
 
-A reader gives back the whole data set or raises a ``DataError`` of one sentence; it never gives a part.
+A reader returns the complete data set or raises a ``DataError`` of one sentence.
 """

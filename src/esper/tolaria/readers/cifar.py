@@ -1,4 +1,4 @@
-"""CIFAR-10 in its binary version: six files of records, each one byte of label and 3 × 32 × 32 of image."""
+"""Reader of binary CIFAR-10: six files of records, each a label byte and 3 × 32 × 32 image bytes."""
 
 from pathlib import Path
 from typing import Final
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.tolaria.readers.files import AGAIN, file_size, read_bytes
-from esper.tolaria.readers.parts import Part, check_labels
+from esper.tolaria.readers.labels import LabelledImages, check_labels
 
 TRAIN: Final = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 TEST: Final = ("test_batch.bin",)
@@ -18,21 +18,21 @@ SHAPE: Final = (3, 32, 32)
 RECORD: Final = 1 + 3 * 32 * 32
 
 
-def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[Part, Part]:
-    """Training and test part; every file must hold exactly ``records`` records.
+def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[LabelledImages, LabelledImages]:
+    """Return training and test images; every file must have exactly ``records`` records.
 
-    A file has no header: the number is what tells one that was cut between two records.
+    The files have no header, so a file that was cut between two records is only detected by their number.
     """
     return _read_part(folder, TRAIN, records), _read_part(folder, TEST, records)
 
 
-def _read_part(folder: Path, names: tuple[str, ...], records: int) -> Part:
+def _read_part(folder: Path, names: tuple[str, ...], records: int) -> LabelledImages:
     table = torch.cat([_read_batch(folder / name, records) for name in names])
-    return Part(table[:, 1:].reshape(-1, *SHAPE), table[:, 0].long())
+    return LabelledImages(table[:, 1:].reshape(-1, *SHAPE), table[:, 0].long())
 
 
 def _read_batch(path: Path, records: int) -> Tensor:
-    """uint8 ``[records, 3073]``, label first."""
+    """Return uint8 ``[records, 3073]``, the label first."""
     size = records * RECORD
     content = read_bytes(path, WANTED, limit=size + 1)
     if len(content) != size:

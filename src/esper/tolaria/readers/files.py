@@ -1,4 +1,4 @@
-"""Files and folders as the operating system gives them; what it refuses becomes a ``DataError`` here only."""
+"""Access to files and folders; errors of the operating system become a ``DataError`` here."""
 
 import gzip
 import os
@@ -13,7 +13,7 @@ from esper.leyline.errors import DataError
 
 AGAIN: Final = "copy or download it again"
 GZIP: Final = b"\x1f\x8b"
-GREATEST_RATIO: Final = 1032  # deflate's best: 258 bytes in two bits
+GREATEST_RATIO: Final = 1032  # largest ratio of deflate: 258 bytes in two bits
 
 FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
     FileNotFoundError: ("does not exist", "put it there or name another path"),
@@ -25,9 +25,9 @@ FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
 
 @contextmanager
 def refusals(path: Path, wanted: str) -> Iterator[None]:
-    """Turn what the operating system refuses into one sentence about ``path``, where ``wanted`` belongs.
+    """Convert errors of the operating system into a DataError: ``wanted`` is expected at ``path``.
 
-    Around calls to the operating system only: a ``ValueError`` counts as a path that it cannot take.
+    Only for calls to the operating system: a ``ValueError`` is reported as an invalid path.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def refusals(path: Path, wanted: str) -> Iterator[None]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """A regular file, to be read; raises ``OSError``. A pipe or a device could block or never end."""
+    """Open a regular file; raise OSError for pipes and devices, which could block or never end."""
     mode = path.stat().st_mode
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise OSError("neither a file nor a folder")
@@ -47,13 +47,13 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, wanted: str, *, limit: int = -1) -> bytearray:
-    """The first ``limit`` bytes of a file, all of them by default. Memory for ``limit`` is taken at once."""
+    """Return the first ``limit`` bytes of a file, all by default; allocates ``limit`` bytes at once."""
     with refusals(path, wanted), open_file(path) as file:
         return bytearray(file.read(limit))
 
 
 def read_content(path: Path, wanted: str, *, limit: int) -> bytearray:
-    """The first ``limit`` bytes of a file that may be compressed by gzip, told by its first bytes."""
+    """Return the first ``limit`` bytes of a plain or gzip-compressed file, recognised by its first bytes."""
     with refusals(path, wanted), open_file(path) as file:
         packed = file.read(len(GZIP)) == GZIP
         file.seek(0)
@@ -64,12 +64,13 @@ def read_content(path: Path, wanted: str, *, limit: int) -> bytearray:
 
 
 def file_size(path: Path, wanted: str) -> int:
+    """Return the size of a file in bytes."""
     with refusals(path, wanted):
         return path.stat().st_size
 
 
 def list_folder(folder: Path, wanted: str) -> list[Path]:
-    """What a folder holds, sorted by name; hidden entries (``.DS_Store`` and the like) are no data."""
+    """Return the entries of a folder sorted by name, without hidden ones such as ``.DS_Store``."""
     with refusals(folder, wanted):
         names = os.listdir(folder)
     return [folder / name for name in sorted(names) if not name.startswith(".")]

@@ -1,4 +1,4 @@
-"""Images in one folder per class; the folders' names, sorted, are the classes."""
+"""Reader of images in one folder per class; the sorted folder names are the classes."""
 
 from pathlib import Path
 
@@ -6,14 +6,19 @@ import torch
 
 from esper.leyline.errors import DataError
 from esper.tolaria.readers.files import list_folder
-from esper.tolaria.readers.images import Pixels, read_image
-from esper.tolaria.readers.parts import Part
+from esper.tolaria.readers.image_files import Pixels, read_image
+from esper.tolaria.readers.labels import LabelledImages
 
 
-def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[Part, tuple[str, ...]]:
-    """All images of all classes as RGB, class by class and in the order of file names; and the class names.
+def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[LabelledImages, tuple[str, ...]]:
+    """Return all images as RGB, sorted by class and file name, and the class names.
 
-    All images must have one size. ``classes`` is how many there must be, where that is known.
+    Args:
+        folder: Folder of class folders.
+        classes: Required number of classes; any number unless given.
+
+    Raises:
+        DataError: There are no classes or not ``classes``, a file is no image, or the sizes differ.
     """
     class_folders = list_folder(folder, "a folder with one folder of images per class")
     if not class_folders:
@@ -36,11 +41,11 @@ def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[Part
             labels.append(label)
     assert first is not None
     images = torch.frombuffer(planes, dtype=torch.uint8).reshape(-1, 3, first.height, first.width)
-    return Part(images, torch.tensor(labels)), tuple(path.name for path in class_folders)
+    return LabelledImages(images, torch.tensor(labels)), tuple(path.name for path in class_folders)
 
 
-def read_split_folders(folder: Path, *, classes: int | None = None) -> tuple[Part, Part]:
-    """Training and test part from ``train`` and ``test`` below ``folder``, with the same classes."""
+def read_split_folders(folder: Path, *, classes: int | None = None) -> tuple[LabelledImages, LabelledImages]:
+    """Return training and test images from the folders ``train`` and ``test``, with the same classes."""
     train, train_names = read_image_folder(folder / "train", classes=classes)
     test, test_names = read_image_folder(folder / "test", classes=classes)
     if train_names != test_names:
@@ -72,5 +77,5 @@ def _check_size(image: Pixels, first: Pixels, path: Path) -> None:
         )
 
 
-def _times(part: Part) -> str:
+def _times(part: LabelledImages) -> str:
     return f"{part.images.shape[2]} × {part.images.shape[3]}"

@@ -1,4 +1,4 @@
-"""The IDX format of MNIST and its kin: a header with the shape, then one unsigned byte per value."""
+"""Reader of IDX files (MNIST): a header with the shape, then one unsigned byte per value."""
 
 import math
 import struct
@@ -10,21 +10,21 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.tolaria.readers.files import AGAIN, GREATEST_RATIO, file_size, list_folder, read_content
-from esper.tolaria.readers.parts import Part, check_labels
+from esper.tolaria.readers.labels import LabelledImages, check_labels
 
 WANTED: Final = "an IDX file of unsigned bytes, plain or gzip-compressed,"
-MAX_RANK: Final = 64  # what torch's own operations accept
+MAX_RANK: Final = 64  # limit of torch's operations
 MAX_HEADER: Final = 4 + 4 * MAX_RANK
 
 
 def read_idx(path: Path) -> Tensor:
-    """The uint8 tensor of an IDX file, of the shape its header states."""
+    """Return the uint8 tensor of an IDX file, with the shape in its header."""
     shape = _shape(path, read_content(path, WANTED, limit=MAX_HEADER))
     start, count = 4 + 4 * len(shape), math.prod(shape)
     promise = f"'{path}' promises {_times(shape)} values in its header"
     if count == 0:
         raise DataError(f"{promise}; at least one is needed: {AGAIN}")
-    # Before any memory is taken: a header of a few bytes can promise more than any machine has.
+    # Before memory is allocated: a damaged header can state any size.
     if start + count > file_size(path, WANTED) * GREATEST_RATIO:
         raise DataError(f"{promise} and cannot hold them in its {file_size(path, WANTED)} bytes; {AGAIN}")
     content = read_content(path, WANTED, limit=start + count + 1)
@@ -35,8 +35,8 @@ def read_idx(path: Path) -> Tensor:
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
 
 
-def read_labelled_idx(folder: Path, *, classes: int = 10) -> tuple[Part, Part]:
-    """Training and test part of a folder with the four files of MNIST; plain ones go before ``.gz``."""
+def read_labelled_idx(folder: Path, *, classes: int = 10) -> tuple[LabelledImages, LabelledImages]:
+    """Return training and test images from the four files of MNIST; plain files are preferred to ``.gz``."""
     names = {path.name for path in list_folder(folder, "a folder with the four files of MNIST")}
     train, test = (_read_part(folder, names, prefix, classes) for prefix in ("train", "t10k"))
     if train.images.shape[1:] != test.images.shape[1:]:
@@ -47,7 +47,7 @@ def read_labelled_idx(folder: Path, *, classes: int = 10) -> tuple[Part, Part]:
     return train, test
 
 
-def _read_part(folder: Path, names: set[str], prefix: str, classes: int) -> Part:
+def _read_part(folder: Path, names: set[str], prefix: str, classes: int) -> LabelledImages:
     images_path = _either(folder, names, f"{prefix}-images-idx3-ubyte")
     labels_path = _either(folder, names, f"{prefix}-labels-idx1-ubyte")
     images = _read_ranked(images_path, 3, "count × height × width")
@@ -58,7 +58,7 @@ def _read_part(folder: Path, names: set[str], prefix: str, classes: int) -> Part
             " there must be one label for each image: copy or download both again"
         )
     check_labels(labels, classes, labels_path)
-    return Part(images.unsqueeze(1), labels)
+    return LabelledImages(images.unsqueeze(1), labels)
 
 
 def _either(folder: Path, names: set[str], name: str) -> Path:
@@ -79,7 +79,7 @@ def _read_ranked(path: Path, rank: int, meaning: str) -> Tensor:
 
 
 def _shape(path: Path, header: bytearray) -> tuple[int, ...]:
-    """The shape by the first bytes: two zeros, the type of the values, the rank, big-endian sizes."""
+    """Return the shape in a header: two zeros, type of the values, rank, big-endian sizes."""
     if len(header) < 4:
         raise DataError(
             f"'{path}' holds {len(header)} bytes, too few for a header; {WANTED} needs 4: {AGAIN}"

@@ -11,7 +11,7 @@ TASKS: dict[str, TaskSpec] = {
     for task in vars(module).values()
     if isinstance(task, TaskSpec)
 }
-"""All presets that these modules define, in their order."""
+"""All presets of these modules, in the order of their definition."""
 
 
 def task_named(name: str) -> TaskSpec:

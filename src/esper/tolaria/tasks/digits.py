@@ -1,4 +1,4 @@
-"""The embedded digits: 1,797 hand-written digits of 8×8 pixels, see digits.md for their origin."""
+"""Tasks on the packaged data set of 1,797 handwritten digits, 8×8 pixels; digits.md states its origin."""
 
 from dataclasses import replace
 from functools import cache
@@ -25,13 +25,13 @@ def _load_arrays() -> tuple[Tensor, Tensor]:
 
 
 def load_digits(generator: torch.Generator) -> Splits:
-    """1,077 images to train on, 360 to validate, 360 to test, split by ``generator``."""
+    """Return splits of 1,077 training, 360 validation and 360 test images, drawn by ``generator``."""
     images, labels = _load_arrays()
     return split_images(images, labels, validation=VALIDATION, test=TEST, generator=generator)
 
 
 def digits_digest() -> str:
-    """A digest of the packaged images and labels."""
+    """Return the SHA-256 of the packaged images and labels."""
     return digest_of(*_load_arrays())
 
 
@@ -77,6 +77,6 @@ DIGITS_MIXTURE = replace(
         blueprints=("conv_light",),
     ),
 )
-"""What to grow, and when, depends on the instance: a host that sees spends a budget best on itself, one
-that is blind to shape wants to grow as soon as it can afford it. Choices are the slot and the time: there
-is one blueprint, and no seed of an episode is ever old enough to be pruned."""
+"""Task whose best action depends on the instance: a host with 3×3 kernels gains most without seeds, a host
+with 1×1 kernels, which cannot see shapes, gains most from an early seed. Only slot and time are to be chosen:
+there is one blueprint, and no seed reaches the minimum age for pruning."""

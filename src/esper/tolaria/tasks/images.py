@@ -1,4 +1,4 @@
-"""Image data sets from files: Fashion-MNIST, small and whole, and CIFAR-10."""
+"""Tasks on image data sets from files: Fashion-MNIST at 14×14 and 28×28, and CIFAR-10."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +13,11 @@ from torch import Generator
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Scale, Splits, digest_of
 from esper.tolaria.readers.cifar import read_cifar_binary
+from esper.tolaria.readers.data_folders import find_data
 from esper.tolaria.readers.files import list_folder
 from esper.tolaria.readers.folders import read_split_folders
 from esper.tolaria.readers.idx import read_labelled_idx
-from esper.tolaria.readers.parts import Part
-from esper.tolaria.readers.places import find_data
+from esper.tolaria.readers.labels import LabelledImages
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
@@ -26,28 +26,28 @@ CIFAR_HINT: Final = (
 )
 CIFAR_CLASSES: Final = 10
 
-Parts = tuple[Part, Part]
-"""What the data set offers to train on, and to test on."""
+Parts = tuple[LabelledImages, LabelledImages]
+"""Training and test images of a data set."""
 
 
 def fashion() -> Parts:
-    """Fashion-MNIST, 28×28."""
+    """Return Fashion-MNIST at 28×28."""
     return _read_idx(find_data("fashion-mnist", FASHION_HINT))
 
 
 def fashion14() -> Parts:
-    """Fashion-MNIST with every 2×2 pixels made one."""
+    """Return Fashion-MNIST at 14×14, each pixel the mean of 2×2."""
     return _pooled(find_data("fashion-mnist", FASHION_HINT))
 
 
 def cifar() -> Parts:
-    """CIFAR-10 from its binary batches; or, from folders, the same pictures as they were compressed."""
+    """Return CIFAR-10 from its binary batches, or from class folders of image files."""
     folder = find_data("cifar-10", CIFAR_HINT)
     names = {path.name for path in list_folder(folder, "a folder with CIFAR-10")}
     return _read_folders(folder, classes=CIFAR_CLASSES) if "train" in names else _read_batches(folder)
 
 
-# Kept for the whole process, by folder: every episode draws its own samples from them.
+# Cached for the whole process by folder: all episodes draw from the same tensors.
 _read_idx = cache(read_labelled_idx)
 _read_batches = cache(read_cifar_binary)
 _read_folders = cache(read_split_folders)
@@ -55,9 +55,9 @@ _read_folders = cache(read_split_folders)
 
 @cache
 def _pooled(folder: Path) -> Parts:
-    def halve(part: Part) -> Part:
+    def halve(part: LabelledImages) -> LabelledImages:
         pooled = torch.cat([F.avg_pool2d(chunk.float(), 2) for chunk in part.images.split(4096)])
-        return Part(pooled.round().to(torch.uint8), part.labels)
+        return LabelledImages(pooled.round().to(torch.uint8), part.labels)
 
     train, test = _read_idx(folder)
     return halve(train), halve(test)
@@ -70,7 +70,15 @@ def _loader(
     held_out: int,
     tested: int | None = None,
 ) -> Callable[[Generator], Splits]:
-    """Draws ``count`` samples to train on, ``held_out`` to validate and ``tested``, or as many, to test."""
+    """Return a function that draws the splits of an episode.
+
+    Args:
+        source: Returns the data set.
+        shape: Expected shape of an image.
+        count: Number of training samples.
+        held_out: Number of validation samples.
+        tested: Number of test samples; ``held_out`` unless given.
+    """
 
     def load(generator: Generator) -> Splits:
         offered, reserved = source()
@@ -87,7 +95,7 @@ def _loader(
     return load
 
 
-def _check(part: Part, shape: tuple[int, int, int], count: int, purpose: str) -> None:
+def _check(part: LabelledImages, shape: tuple[int, int, int], count: int, purpose: str) -> None:
     found = tuple(part.images.shape[1:])
     if found != shape:
         raise DataError(

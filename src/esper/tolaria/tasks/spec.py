@@ -1,4 +1,4 @@
-"""What a task is: data, a distribution of hosts, a training recipe and a figure of merit."""
+"""Definition of a task: data, distribution of hosts, training settings, objective."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ HostKind = Literal["cnn", "gpt", "residual"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
 LEAN = 1
-"""Hidden units per unit of width in the blocks of a transformer: few, so that there is something to gain."""
+"""Hidden units per unit of width in transformer blocks: few, so that seeds can improve the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceDistribution:
-    """Hosts that episodes draw from: each field lists the possible values, one of them is taken."""
+    """Distribution of instances: each field lists values, of which an episode draws one uniformly."""
 
     widths: tuple[tuple[int, ...], ...]
-    """Of every block; all blocks of a transformer have the width of the first."""
+    """Width of every block; all blocks of a transformer have the width of the first."""
     kernels: tuple[int, ...] = (1,)
     learning_rates: tuple[float, ...] = (0.05,)
     rents: tuple[float | None, ...] = (None,)
-    """Price of a thousand grown parameters; ``None`` is the training's own."""
+    """Reward penalty per thousand grown parameters; None uses the setting of the policy training."""
     data_shares: tuple[float, ...] = (1.0,)
-    """How much of the training data there is."""
+    """Shares of the training data."""
     vary_slots: bool = False
-    """Enable a random part of the slots, at least one, instead of all."""
+    """Enable a random non-empty subset of the slots instead of all."""
     trunks: tuple[int | None, ...] = (None,)
-    """Blocks before the first slot, with all slots in series behind them; ``None`` is a slot after each."""
+    """Numbers of blocks before the slots, which are then all in series; None is a slot after each block."""
     budget_shares: tuple[float, ...] = (1.0,)
-    """How much of the task's budget there is."""
+    """Shares of the task's budget."""
 
     def draw(self, generator: torch.Generator) -> Instance:
-        """One instance; a distribution of one point always gives that point."""
+        """Draw one instance."""
 
         def pick(values: Sequence[T]) -> T:
             return values[int(torch.randint(len(values), (), generator=generator))]
 
         widths, kernel, learning_rate = pick(self.widths), pick(self.kernels), pick(self.learning_rates)
-        # Subsets as the bits of a number: none of them is empty, all are equally likely.
+        # A subset is the bits of a number from 1 on: not empty, and all subsets are equally likely.
         subset = pick(range(1, 2 ** len(widths))) if self.vary_slots else -1
         enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
         rent, data_share, trunk = pick(self.rents), pick(self.data_shares), pick(self.trunks)
@@ -63,13 +63,13 @@ class InstanceDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One drawn host with its training settings."""
+    """Host and training settings of one episode."""
 
     widths: tuple[int, ...]
     kernel: int
     learning_rate: float
     enabled: tuple[bool, ...]
-    """Which slots may grow."""
+    """Slots that may be used."""
     rent: float | None = None
     data_share: float = 1.0
     trunk: int | None = None
@@ -78,18 +78,18 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A task preset."""
+    """Task preset."""
 
     name: str
     summary: str
     input_shape: tuple[int, ...]
     """Channels, height and width of an image, or the number of tokens."""
     classes: int
-    """What the answer is one of; for text also what a token is one of."""
+    """Number of classes; for text the size of the vocabulary."""
     load: Callable[[torch.Generator], Splits]
-    """Split the data by the given generator."""
+    """Draws the splits of an episode."""
     digest: Callable[[], str]
-    """Which data it is, whatever the split."""
+    """Returns a digest of the whole data set."""
     instances: InstanceDistribution
     objective: Objective = CLASSIFICATION
     host: HostKind = "cnn"
@@ -99,19 +99,19 @@ class TaskSpec:
     batch_size: int = 64
     batches_per_epoch: int = 16
     budget: int | None = None
-    """FLOPs of an episode whose instance has all of it. A step spends 1 / ``horizon`` of them, in as many
-    minibatches as that buys, and ``batches_per_epoch`` is not read."""
+    """FLOPs of an episode; None is unlimited. Each step spends 1 / ``horizon`` of the budget, and
+    ``batches_per_epoch`` is not used."""
     schedule: ScheduleKind = "cosine"
     warmup: int = 0
-    """Minibatches over which the rate of a ``wsd`` schedule rises."""
+    """Warmup minibatches of a ``wsd`` schedule."""
     optimiser: OptimiserKind = "sgd"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
-    """Both of AdamW."""
+    """Used by AdamW only, as ``betas``."""
     feed_forward: int = LEAN
     clip: float = 5.0
     budget_factor: int = 20
-    """Parameter budget as a multiple of the host's own parameters; scales an observation only."""
+    """Parameter budget as a multiple of the host's parameters; only scales an observation."""
     rules: LifecycleRules = field(
         default_factory=lambda: LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
     )
@@ -130,7 +130,7 @@ class TaskSpec:
 
     @property
     def num_slots(self) -> int:
-        """Slots of every host in the distribution."""
+        """Number of slots of every host."""
         return len(self.instances.widths[0])
 
     @property
@@ -141,7 +141,7 @@ class TaskSpec:
         return SlotConfig.of_count(self.num_slots)
 
     def with_slots(self, count: int) -> TaskSpec:
-        """The same task with hosts of ``count`` blocks: cut off, or the last one repeated."""
+        """Return the task with hosts of ``count`` blocks: the first blocks, or the last width repeated."""
         if count < 1:
             raise HostError(f"a host needs at least one slot; {count} were asked for")
         if self.sites:
@@ -153,7 +153,7 @@ class TaskSpec:
         return replace(self, instances=replace(self.instances, widths=widths))
 
     def until(self, share: float) -> TaskSpec:
-        """The task that ends after ``share`` of the budget, with steps that spend as much as this one's."""
+        """Return the task with ``share`` of the budget and of the horizon, with the same budget per step."""
         steps = share * self.horizon
         if self.budget is None or steps != round(steps) or not 0 < share <= 1:
             raise HostError(
@@ -163,11 +163,11 @@ class TaskSpec:
         return replace(self, horizon=round(steps), budget=self.budget * round(steps) // self.horizon)
 
     def budget_of(self, instance: Instance) -> int | None:
-        """FLOPs of an episode with this instance; ``None`` where compute is free."""
+        """Return the FLOPs of an episode with this instance; None is unlimited."""
         return None if self.budget is None else round(self.budget * instance.budget_share)
 
     def with_trunk(self, blocks: int) -> TaskSpec:
-        """The same task with hosts of ``blocks`` blocks before the slots: a static size if nobody acts."""
+        """Return the task with hosts of ``blocks`` blocks before the slots, for baselines without growth."""
         return replace(self, instances=replace(self.instances, trunks=(blocks,)))
 
     def build_host(self, instance: Instance) -> nn.Module:
@@ -202,7 +202,7 @@ class TaskSpec:
         )
 
     def build_optimiser(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
-        """The host's optimiser; seeds get others like it."""
+        """Return the optimiser of the host; seeds join it with parameter groups."""
         if self.optimiser == "adamw":
             return AdamW(
                 parameters, lr=learning_rate, betas=self.betas, weight_decay=self.weight_decay, foreach=True
@@ -211,9 +211,9 @@ class TaskSpec:
 
 
 def scaling_study(task: TaskSpec, *, budget: int) -> TaskSpec:
-    """The task with a budget in FLOPs and the recipe of networks that grow while they train.
+    """Return the task with a budget in FLOPs and the training settings of scaling studies.
 
-    The rate rests until the end begins, and a seed takes part from its birth.
+    Uses a warmup-stable-decay schedule; seeds skip incubation.
     """
     return replace(
         task,

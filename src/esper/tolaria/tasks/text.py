@@ -1,4 +1,4 @@
-"""Text as bytes: a model is to guess the next one. ``pycode`` reads the running Python's own library."""
+"""Next-byte prediction on text: the sources of the Python standard library, or a text file of the user."""
 
 import hashlib
 import importlib.util
@@ -14,19 +14,19 @@ from torch import Tensor
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
+from esper.tolaria.readers.data_folders import find_data
 from esper.tolaria.readers.files import read_bytes
-from esper.tolaria.readers.places import find_data
-from esper.tolaria.readers.text import read_text, windows
+from esper.tolaria.readers.text_files import read_text, windows
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 VOCABULARY: Final = 256
 CONTEXT: Final = 32
 TEXT_FILE: Final = "text.txt"
 BLOCK: Final = 16
-"""Windows that stay together when text is split: neighbours repeat one another's words."""
+"""Number of consecutive windows that are in the same split, because neighbouring text repeats words."""
 VALIDATION: Final = 256
 TEST: Final = 512
-"""Windows."""
+"""Number of test windows."""
 MODULES: Final = """
 argparse ast calendar configparser csv difflib fractions gettext gzip heapq
 inspect optparse pdb pickle shutil statistics tarfile textwrap threading zipfile
@@ -36,7 +36,7 @@ inspect optparse pdb pickle shutil statistics tarfile textwrap threading zipfile
 def split_text(
     content: bytes, context: int, generator: torch.Generator, validation: int = VALIDATION
 ) -> Splits:
-    """Windows of ``context`` bytes with their next bytes, in blocks that stay in one part."""
+    """Return random splits of windows of ``context`` bytes; the windows of a block are in the same split."""
     held_out = (validation // BLOCK, TEST // BLOCK)
     needed = (sum(held_out) + 1) * BLOCK * context + 1
     if len(content) < needed:
@@ -57,7 +57,7 @@ def split_text(
 
 @lru_cache(maxsize=4)
 def _windows(content: bytes, context: int) -> tuple[Tensor, Tensor]:
-    """Kept for all episodes and environments."""
+    """Cache the windows for all episodes and environments."""
     return windows(torch.frombuffer(bytearray(content), dtype=torch.uint8).long(), context)
 
 
@@ -78,7 +78,7 @@ def _source_of(name: str) -> Path:
 
 
 def _ascii_source() -> bytes:
-    """The same library, every byte beyond ASCII a question mark."""
+    """Return the library source with every non-ASCII character replaced by a question mark."""
     return _library_source().decode("utf-8", "replace").encode("ascii", "replace")
 
 
@@ -96,7 +96,7 @@ def _loader(
 
 
 def _digest(source: Callable[[], bytes]) -> Callable[[], str]:
-    """Which text it is: what Python's library holds differs by version."""
+    """Return a function that digests the text; Python's library differs by version."""
     return lambda: hashlib.sha256(source()).hexdigest()
 
 
@@ -116,7 +116,7 @@ PYCODE = TaskSpec(
 )
 SCALING_CONTEXT: Final = 64
 SCALING_VALIDATION: Final = 128
-"""Windows: as many characters as in the shorter windows."""
+"""Number of validation windows: as many characters as in ``VALIDATION`` windows of ``CONTEXT``."""
 ASCII: Final = 128
 PYCODE_SCALING = scaling_study(
     replace(

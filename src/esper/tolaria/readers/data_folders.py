@@ -1,4 +1,4 @@
-"""Where data sets lie on this machine: $ESPER_DATA, then the shared data folders of the system."""
+"""Search for data sets in $ESPER_DATA, then in the shared data folders of the system."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,15 @@ DEFAULT_DATA_DIRS: Final = "/usr/local/share:/usr/share"
 
 
 def find_data(name: str, hint: str) -> Path:
-    """The file or folder ``name`` in the first place that has it; ``hint`` says how to get it."""
+    """Return the path of the file or folder ``name`` in the first data folder that has it.
+
+    Args:
+        name: Name of the data set.
+        hint: Instruction for the error message: how to install the data set.
+
+    Raises:
+        DataError: No folder has the data set, or it may not be read.
+    """
     places = _places(name)
     for place in places:
         if _is_there(place, name):
@@ -22,7 +30,8 @@ def find_data(name: str, hint: str) -> Path:
 
 
 def _places(name: str) -> list[Path]:
-    """In order; by the XDG standard an empty list means the default and relative entries do not count."""
+    """Return the candidates in order; by the XDG standard an empty variable is unset and relative entries are
+    ignored."""
     own = os.environ.get("ESPER_DATA")
     shared = os.environ.get("XDG_DATA_DIRS") or DEFAULT_DATA_DIRS
     entries = [Path(entry) for entry in shared.split(":")]
@@ -31,7 +40,7 @@ def _places(name: str) -> list[Path]:
 
 
 def _is_there(place: Path, name: str) -> bool:
-    """Missing is no error here; anything else that keeps it from being read is."""
+    """Return whether the data set exists; raise DataError if it exists but cannot be read."""
     with refusals(place, f"the data set {name}"):
         try:
             if place.is_dir():

@@ -1,8 +1,8 @@
-"""What a run would have answered, had its compute ended earlier.
+"""Results of one run at several shares of its compute budget (marks).
 
-A schedule that falls to zero only at its end makes a run useless before that. So at 0.8 of every mark the
-whole run is copied; the copy grows no more, lets its rate fall, commits and is tested at the mark, and the
-run goes on as if nothing had happened. What the copies spend is theirs: an answer at mark m costs m.
+With a decay schedule a run has no usable result before its end. Therefore the run is copied at 0.8 of every
+mark. The copy plants no more seeds, decays its learning rate, commits and is tested at the mark; the run
+itself continues unchanged. The compute of a copy is not charged to the run: a result at mark m costs m.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ MARKS: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
 class Branch(NamedTuple):
-    """A copy of the run that ended at a mark."""
+    """Copy of a run that ended at a mark, with its report."""
 
     mark: float
     env: MorphEnv
@@ -33,7 +33,14 @@ class Branch(NamedTuple):
 def run_anytime(
     task: TaskSpec, controller: Controller | None, *, rng_seed: int, marks: tuple[float, ...] = MARKS
 ) -> Mapping[float, EpisodeReport]:
-    """One episode and its answer at every mark, a share of the budget; without a controller nobody acts."""
+    """Run one episode and return its report at every mark.
+
+    Args:
+        task: Task with a budget and a ``wsd`` schedule.
+        controller: Chooses the actions; None always waits.
+        rng_seed: Root seed of the episode.
+        marks: Shares of the budget.
+    """
     found = branches(task, controller, rng_seed=rng_seed, marks=marks)
     return {branch.mark: branch.report for branch in found}
 
@@ -46,9 +53,16 @@ def branches(
     marks: tuple[float, ...] = MARKS,
     prepare: Callable[[MorphEnv], object] = lambda env: None,
 ) -> Iterator[Branch]:
-    """One episode, ``prepare``d before its first step, and its copy at every mark.
+    """Run one episode and yield a finished copy at every mark.
 
-    An episode that too many rollbacks end answers with its last good network from there on.
+    If too many rollbacks end the episode, later marks have its last good network.
+
+    Args:
+        task: Task with a budget and a ``wsd`` schedule.
+        controller: Chooses the actions; None always waits.
+        rng_seed: Root seed of the episode.
+        marks: Shares of the budget.
+        prepare: Called with the environment before its first step.
     """
     steps = branching_steps(task, marks)
     env = MorphEnv(task, rng_seed=rng_seed)
@@ -66,7 +80,11 @@ def branches(
 
 
 def branching_steps(task: TaskSpec, marks: Sequence[float]) -> dict[int, float]:
-    """The step at which each mark's copy begins; where the end is the only mark, it is the run itself."""
+    """Return the marks by the step at which the copy is made; no copy is needed if 1.0 is the only mark.
+
+    Raises:
+        EsperError: The schedule is not ``wsd``, or 0.8 of a mark is not a whole step.
+    """
     if tuple(marks) == (1.0,):
         return {task.horizon: 1.0}
     return {_branching_step(task, mark): mark for mark in sorted(marks)}
@@ -83,7 +101,7 @@ def _branching_step(task: TaskSpec, mark: float) -> int:
 
 
 def _finish(run: MorphEnv, mark: float, rng_seed: int) -> Branch:
-    """The rest up to ``mark`` from where ``run`` is, without growth."""
+    """Copy ``run`` and continue the copy to ``mark`` without growth."""
     branch = MorphEnv(run.task.until(mark), rng_seed=rng_seed)
     branch.reset()
     branch.load_state(run.state())

@@ -1,4 +1,4 @@
-"""Batch statistics that fit the network which is scored."""
+"""Batch-normalisation statistics that belong to the network which is scored."""
 
 import copy
 
@@ -8,24 +8,25 @@ from torch import Tensor, nn
 
 from esper import MorphogeneticModel
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, recalibrate
-from esper.kasmina.contributions import measure
 from esper.leyline import BlueprintAction, Stage, Style
 from esper.leyline.errors import EsperError
 from esper.tolaria.objective import CLASSIFICATION
-from tests.contracts.hosts import CLASSES, INPUT_SHAPE
-from tests.contracts.matrix import begin
-from tests.tolaria.building import bits, set_stage, stir
+from tests.contracts.hosts import CLASSES, INPUT_SHAPE, BatchHost
+from tests.tolaria.building import bits, measured_on, set_stage, stir
 
 
 def inputs(count: int, rng_seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return random images and labels."""
     generator = torch.Generator().manual_seed(rng_seed)
     x = torch.randn(count, *INPUT_SHAPE, generator=generator)
     return x, torch.randint(CLASSES, (count,), generator=generator)
 
 
 def grown() -> MorphogeneticModel:
-    """Two held seeds that matter, and statistics that moved in training; dropout must stay silent."""
-    model = begin("images_batch", 4).model
+    """Return a network with two held seeds, trained statistics, and dropout that must not run in scoring."""
+    torch.manual_seed(0)
+    model = MorphogeneticModel(BatchHost(4))
+    model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
     for slot in (0, 1):
         model.germinate(slot, BlueprintAction.CONV_LIGHT, Style.LINEAR_ADD)
         stir(model.slot(slot), rng_seed=slot, scale=1.0)
@@ -38,46 +39,49 @@ def grown() -> MorphogeneticModel:
     return model
 
 
-def test_a_model_with_batch_norm_is_not_measured_with_statistics_of_another_network() -> None:
+def test_measuring_a_network_with_batch_norm_without_calibration_is_refused() -> None:
     with pytest.raises(EsperError, match=r"has 2 BatchNorm layers, .* pass training inputs as calibration"):
-        measure(grown(), *inputs(20), (0, 1), CLASSIFICATION)
+        measured_on(grown(), *inputs(20), (0, 1))
 
 
-def test_every_configuration_is_scored_with_its_own_statistics() -> None:
+def test_every_configuration_is_scored_with_statistics_of_its_own_calibration_pass() -> None:
     model = grown()
     x, y = inputs(60)
     training = inputs(200, rng_seed=1)[0]
-    result = measure(model, x, y, (0, 1), CLASSIFICATION, calibration=training)
+    result = measured_on(model, x, y, (0, 1), calibration=training)
     for configuration, loss in zip(result.configurations, result.losses, strict=True):
-        alphas = [alpha if on else None for alpha, on in zip(model.live_alphas, configuration, strict=True)]
-        by_hand = copy.deepcopy(model).eval()
-        for layer in by_hand.modules():
+        off = [slot for slot, on in enumerate(configuration) if not on]
+        expected = copy.deepcopy(model).eval()
+        for layer in expected.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.train()
-                layer.momentum = 1.0  # the last batch alone
-        with torch.no_grad():
-            by_hand(training, alphas)
-            output = by_hand.eval()(x, alphas)
+                layer.momentum = 1.0  # statistics of the last batch only
+        with torch.no_grad(), expected.taking_part(expected.without(*off)):
+            expected(training)
+            output = expected.eval()(x)
         assert loss == pytest.approx(CLASSIFICATION.loss(output, y).item(), rel=1e-4)
+    assert len(set(result.losses.tolist())) == 4, "each configuration has another loss"
 
 
-def test_measuring_leaves_weights_statistics_mode_and_random_state_alone() -> None:
+def test_measuring_keeps_weights_statistics_momentum_modes_and_random_state() -> None:
     model = grown()
     before, state, momenta = bits(model.state_dict()), torch.get_rng_state(), _momenta(model)
-    measure(model, *inputs(20), (0, 1), CLASSIFICATION, calibration=inputs(50)[0])
+    measured_on(model, *inputs(20), (0, 1), calibration=inputs(50)[0])
     assert bits(model.state_dict()) == before
     assert torch.equal(torch.get_rng_state(), state)
     assert _momenta(model) == momenta
     assert all(module.training for module in model.modules())
-    measure(model.eval(), *inputs(20), (0, 1), CLASSIFICATION, calibration=inputs(50)[0])
+    measured_on(model.eval(), *inputs(20), (0, 1), calibration=inputs(50)[0])
     assert not any(module.training for module in model.modules())
 
 
-def test_recalibration_stays_and_uses_no_more_inputs_than_it_needs() -> None:
+def test_recalibration_persists_and_uses_at_most_512_inputs() -> None:
     model = grown()
     training = inputs(CALIBRATION_SAMPLES + 100)[0]
+    before = bits(list(model.buffers()))
     recalibrate(model, training)
     kept = bits(list(model.buffers()))
+    assert kept != before
     recalibrate(model, training[:CALIBRATION_SAMPLES])
     assert bits(list(model.buffers())) == kept
     recalibrate(model, training[100:])

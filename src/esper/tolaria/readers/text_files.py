@@ -1,4 +1,4 @@
-"""Plain text, and windows of tokens as samples."""
+"""Reader of plain text, and windows of tokens as samples."""
 
 from pathlib import Path
 from typing import Final
@@ -12,9 +12,9 @@ WANTED: Final = "a text file in UTF-8"
 
 
 def read_text(path: Path) -> str:
-    """The characters of a file, line ends as they are.
+    """Return the text of a UTF-8 file with unchanged line ends.
 
-    What cannot be noticed: a text that was cut between two characters is a shorter text.
+    A file that was cut between two characters is not detected.
     """
     content = read_bytes(path, WANTED)
     if not content:
@@ -29,9 +29,9 @@ def read_text(path: Path) -> str:
 
 
 def windows(tokens: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Inputs and next-token targets, both ``[N, context]``, from tokens ``[T]``; N = (T − 1) // context.
+    """Return inputs and next-token targets ``[N, context]`` of tokens ``[T]``, with N = (T − 1) // context.
 
-    Windows do not overlap; the fewer than ``context`` tokens left at the end are in none.
+    Windows do not overlap; an incomplete window at the end is dropped.
     """
     if context < 1:
         raise DataError(f"a context of {context} tokens was asked for; ask for at least 1")

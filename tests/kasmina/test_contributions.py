@@ -1,3 +1,5 @@
+"""Scores of configurations of seeds, and contributions, Shapley values and interactions from them."""
+
 from collections.abc import Iterable
 from itertools import permutations
 
@@ -7,14 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.kasmina import MorphogeneticModel
-from esper.kasmina.configurations import Answers, outputs_by_prefix
-from esper.kasmina.contributions import attribute, measure
+from esper.kasmina import MorphogeneticModel, configurations
+from esper.kasmina.configurations import ConfigurationOutput, outputs_by_prefix
+from esper.kasmina.contributions import attribute, record_contributions
 from esper.kasmina.hosts import TransformerHost
-from esper.leyline import BlueprintAction, Stage, Style
-from esper.tolaria import switching
+from esper.leyline import BlueprintAction, SlotTable, Stage, Style
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
-from tests.tolaria.building import boolean_rows, cnn, digits, every_choice, grown_model, practise
+from tests.tolaria.building import boolean_rows, cnn, digits, every_choice, grown_model, measured_on, practise
 
 SEEDS = (
     *(BlueprintAction.CONV_HEAVY, BlueprintAction.DEPTHWISE),
@@ -26,19 +27,20 @@ UNKNOWN = float("nan")
 
 @torch.no_grad()
 def plain_output(model: MorphogeneticModel, x: Tensor, off: set[int]) -> Tensor:
-    alphas = [None if slot in off else weight for slot, weight in enumerate(model.live_alphas)]
-    return model.eval()(x, alphas)
+    """Return the output of a plain forward pass with the seeds of the slots ``off`` switched off."""
+    with model.eval().taking_part(model.without(*off)):
+        return model(x)
 
 
 def sample_scores(model: MorphogeneticModel, x: Tensor, y: Tensor, off: set[int]) -> NDArray[np.float64]:
     return CLASSIFICATION.sample_scores(plain_output(model, x, off), y).double().numpy()
 
 
-def answered(answers: Iterable[Answers], count: int) -> list[Tensor]:
-    """The output of every configuration, put together; every sample is answered once and in order."""
+def joined(outputs: Iterable[ConfigurationOutput], count: int) -> list[Tensor]:
+    """Return the whole output of each configuration; check that every sample occurs once and in order."""
     parts: list[list[Tensor]] = [[] for _ in range(count)]
     reached = [0] * count
-    for row, samples, output in answers:
+    for row, samples, output in outputs:
         assert samples.start == reached[row]
         assert len(output) == samples.stop - samples.start
         reached[row] = samples.stop
@@ -46,46 +48,46 @@ def answered(answers: Iterable[Answers], count: int) -> list[Tensor]:
     return [torch.cat(part) for part in parts]
 
 
-def assert_prefix_tree_is_the_plain_forward(model: MorphogeneticModel, slots: tuple[int, ...]) -> None:
+def assert_prefix_tree_equals_plain_forward(model: MorphogeneticModel, slots: tuple[int, ...]) -> None:
     x, _ = digits(40)
     model.eval()
-    configurations = every_choice(len(slots))
-    outputs = answered(outputs_by_prefix(model, x, slots, configurations), len(configurations))
-    for output, on in zip(outputs, configurations, strict=True):
+    choices = every_choice(len(slots))
+    outputs = joined(outputs_by_prefix(model, x, slots, choices), len(choices))
+    for output, on in zip(outputs, choices, strict=True):
         off = {slot for slot, flag in zip(slots, on, strict=True) if not flag}
         assert (output - plain_output(model, x, off)).abs().max() <= 1e-6
-    # Otherwise a tree that ignores its switches would pass.
+    # Without this check a tree that switches nothing would pass.
     assert (outputs[0] - outputs[-1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_every_configuration_by_prefix_tree_is_its_plain_forward(count: int) -> None:
+def test_prefix_tree_output_of_every_configuration_equals_the_plain_forward(count: int) -> None:
     host = cnn((2, 4, 8, 8)[:count])
     model, _ = grown_model(dict(enumerate(SEEDS[:count])), host=host, styles=STYLES)
-    assert_prefix_tree_is_the_plain_forward(model, tuple(range(count)))
+    assert_prefix_tree_equals_plain_forward(model, tuple(range(count)))
 
 
 @pytest.mark.parametrize("slots", [(0,), (1,), (2,), (0, 2), (1, 2)])
-def test_a_seed_that_is_not_switched_is_on_in_every_configuration(slots: tuple[int, ...]) -> None:
-    # Of five slots the last two are empty and take no part.
+def test_seeds_outside_the_measured_slots_stay_on_in_every_configuration(slots: tuple[int, ...]) -> None:
+    # Of five slots the last two are empty.
     seeds = dict(enumerate(SEEDS[:3]))
     model, _ = grown_model(seeds, host=cnn((2, 4, 8, 8, 8)), styles=STYLES, stage=Stage.FOSSILIZED)
-    assert_prefix_tree_is_the_plain_forward(model, slots)
+    assert_prefix_tree_equals_plain_forward(model, slots)
 
 
-def test_a_bare_host_is_scored_as_it_stands() -> None:
+def test_host_without_seeds_has_one_score_and_no_contributions() -> None:
     model, _ = grown_model({})
     x, y = digits(100)
-    measured = measure(model, x, y, (), CLASSIFICATION)
+    measured = measured_on(model, x, y, ())
     assert (measured.slots, measured.contribution.size) == ((), 0)
     assert measured.scores.tolist() == [sample_scores(model, x, y, set()).mean()]
 
 
-def test_measured_scores_are_those_of_the_plain_forwards() -> None:
+def test_scores_and_losses_equal_those_of_plain_forward_passes() -> None:
     model, _ = grown_model(dict(enumerate(SEEDS[:3])))
     x, y = digits(200)
-    measured = measure(model, x, y, (2, 0), CLASSIFICATION)
-    assert measured.slots == (0, 2), "slot order, whatever the order asked for"
+    measured = measured_on(model, x, y, (2, 0))
+    assert measured.slots == (0, 2), "slots are sorted, whatever the order of the request"
     expected = [sample_scores(model, x, y, off).mean() for off in ({0, 2}, {0}, {2}, set())]
     np.testing.assert_allclose(measured.scores, expected)
     assert measured.score == expected[-1]
@@ -93,18 +95,18 @@ def test_measured_scores_are_those_of_the_plain_forwards() -> None:
     np.testing.assert_allclose(measured.losses[[0, 3]], losses, rtol=1e-5)
 
 
-def test_more_than_four_seeds_are_measured_by_leave_one_out_and_sampled_orders() -> None:
+def test_six_seeds_are_measured_by_leave_one_out_and_sampled_orders() -> None:
     count, host = 6, cnn((2, 4, 4, 4, 4, 4))
     model, optimiser = grown_model(dict.fromkeys(range(count), BlueprintAction.CONV_LIGHT), host=host)
     practise(model, optimiser)
     x, y = digits(200)
     slots = tuple(range(count))
-    measured = measure(model, x, y, slots, CLASSIFICATION, torch.Generator().manual_seed(0))
+    measured = measured_on(model, x, y, slots, generator=torch.Generator().manual_seed(0))
 
     full = sample_scores(model, x, y, set())
     alone_off = [sample_scores(model, x, y, {slot}) for slot in slots]
     np.testing.assert_allclose(measured.contribution, [(full - off).mean() for off in alone_off])
-    # Every order goes from nothing on to everything on, so the marginals of each sum to the whole gain.
+    # Every order goes from all seeds off to all on, so its marginal gains sum to the whole gain.
     gain = full.mean() - sample_scores(model, x, y, set(slots)).mean()
     assert measured.shapley.sum() == pytest.approx(gain)
     assert len(measured.configurations) <= count + 8 * (count - 1) + 2, (
@@ -115,20 +117,20 @@ def test_more_than_four_seeds_are_measured_by_leave_one_out_and_sampled_orders()
     for row, score in by_row.items():
         off = {slot for slot, on in enumerate(row) if not on}
         assert score == pytest.approx(sample_scores(model, x, y, off).mean())
-    again = measure(model, x, y, slots, CLASSIFICATION, torch.Generator().manual_seed(0))
+    again = measured_on(model, x, y, slots, generator=torch.Generator().manual_seed(0))
     np.testing.assert_array_equal(again.shapley, measured.shapley)
     before = torch.get_rng_state()
-    unsampled = measure(model, x, y, slots, CLASSIFICATION)
-    assert len(unsampled.configurations) == 7, "six times one off, and everything on"
+    unsampled = measured_on(model, x, y, slots)
+    assert len(unsampled.configurations) == 7, "six configurations with one seed off, and one with all on"
     assert np.isnan(unsampled.shapley).all()
     np.testing.assert_array_equal(unsampled.contribution, measured.contribution)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_contributions_alone_are_leave_one_out_and_the_rest_is_unknown() -> None:
+def test_only_contributions_scores_leave_one_out_and_leaves_shapley_and_interactions_nan() -> None:
     model, _ = grown_model(dict(enumerate(SEEDS[:2])))
     x, y = digits(200)
-    measured = measure(model, x, y, (0, 1), CLASSIFICATION, only_contributions=True)
+    measured = measured_on(model, x, y, (0, 1), only_contributions=True)
     assert boolean_rows(measured.configurations) == [(False, True), (True, False), (True, True)]
     full = sample_scores(model, x, y, set())
     differences = [full - sample_scores(model, x, y, {slot}) for slot in (0, 1)]
@@ -138,7 +140,7 @@ def test_contributions_alone_are_leave_one_out_and_the_rest_is_unknown() -> None
         np.testing.assert_array_equal(unknown, [UNKNOWN, UNKNOWN])
 
 
-def test_two_seeds_by_hand() -> None:
+def test_attribution_of_two_seeds_equals_values_worked_by_hand() -> None:
     # Mean scores: none 10, second 20, first 40, both 80.
     scores = np.array([[10.0, 10.0], [10.0, 30.0], [40.0, 40.0], [70.0, 90.0]])
     game = attribute((0, 2), every_choice(2), scores, np.zeros(4), [(0, 1), (1, 0)])
@@ -147,20 +149,20 @@ def test_two_seeds_by_hand() -> None:
     np.testing.assert_allclose(game.error, [0.0, 10.0])
     # First: mean of 40 − 10 (alone) and 80 − 20 (joining); second: mean of 20 − 10 and 80 − 40.
     assert game.shapley.tolist() == [45.0, 25.0]
-    # 80 − 20 − 40 + 10: together they bring 30 more than each alone.
+    # 80 − 20 − 40 + 10: together they gain 30 more than the sum of their separate gains.
     np.testing.assert_array_equal(game.interactions, [[UNKNOWN, 30.0], [30.0, UNKNOWN]])
     assert game.interaction_sums().tolist() == [30.0, 30.0]
     assert game.strongest_boosts().tolist() == [30.0, 30.0]
     assert (game.score, game.slots) == (80.0, (0, 2))
 
 
-def test_three_seeds_by_hand() -> None:
-    # Worth 1, 2 and 4 alone; the first pair gains 12 together, the last pair loses 6; nothing on scores 5.
+def test_attribution_of_three_seeds_equals_values_worked_by_hand() -> None:
+    # Single gains 1, 2 and 4; the first pair gains 12 more, the last pair 6 less; all off scores 5.
     choices = every_choice(3)
     value = 5.0 + choices @ [1.0, 2.0, 4.0] + 12.0 * choices[:, :2].all(1) - 6.0 * choices[:, 1:].all(1)
     orders = list(permutations(range(3)))
     game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(8), orders)
-    # A pair's gain is shared equally: 1 + 6, 2 + 6 − 3, 4 − 3. Their sum is 18 − 5.
+    # Each seed has half of the gain of its pairs: 1 + 6, 2 + 6 − 3, 4 − 3. The sum is 18 − 5.
     np.testing.assert_allclose(game.shapley, [7.0, 5.0, 1.0])
     assert game.score - game.scores[0] == 13.0
     assert game.contribution.tolist() == [13.0, 8.0, -2.0]
@@ -170,15 +172,15 @@ def test_three_seeds_by_hand() -> None:
     assert game.strongest_boosts().tolist() == [12.0, 12.0, 0.0]
 
 
-def test_one_seed_has_no_partner_to_interact_with() -> None:
+def test_interactions_of_a_single_seed_are_nan() -> None:
     game = attribute((1,), every_choice(1), np.array([[0.0, 50.0], [100.0, 50.0]]), np.zeros(2), [(0,)])
     assert (game.contribution.tolist(), game.shapley.tolist()) == ([50.0], [50.0])
     for unknown in (game.interaction_sums(), game.strongest_boosts()):
         np.testing.assert_array_equal(unknown, [UNKNOWN])
 
 
-def test_a_sum_over_partners_of_which_one_is_unmeasured_is_unknown() -> None:
-    # All but "first and third off" are scored, so only that pair's interaction is missing.
+def test_interaction_sum_is_nan_if_one_pair_was_not_measured() -> None:
+    # Only the configuration with the first and third seed off is missing, and with it their interaction.
     choices = every_choice(3)[[0, 1, 3, 4, 5, 6, 7]]
     value = np.array([0.0, 3.0, 4.0, 1.0, 6.0, 5.0, 9.0])
     game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(7), [])
@@ -187,39 +189,52 @@ def test_a_sum_over_partners_of_which_one_is_unmeasured_is_unknown() -> None:
     np.testing.assert_array_equal(game.strongest_boosts(), [UNKNOWN, 2.0, UNKNOWN])
 
 
-# --- a share of the samples at a time --------------------------------------------------------------
+# --- batches of samples and configurations ---------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("features", "batched", "answered"),
     [(1, 2**18, 1), (3 * 512, 2**18, 1), (2**17, 0, 2**15), (3 * 512, 0, 2 * 32), (2**17, 0, 1)],
 )
-def test_how_the_work_is_cut_changes_nothing(
+def test_scores_do_not_depend_on_how_samples_and_configurations_are_batched(
     monkeypatch: pytest.MonkeyPatch, features: int, batched: int, answered: int
 ) -> None:
     model, optimiser = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
     practise(model, optimiser, batches=10)
     x, y = digits(20)
-    whole = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
-    monkeypatch.setattr(switching, "FEATURES_AT_ONCE", features)
-    monkeypatch.setattr(switching, "BATCHED_VALUES", batched)
-    monkeypatch.setattr(switching, "ANSWERED_AT_ONCE", answered)
-    cut = measure(model, x, y, (0, 1, 2), CLASSIFICATION)
+    whole = measured_on(model, x, y, (0, 1, 2))
+    monkeypatch.setattr(configurations, "FEATURES_AT_ONCE", features)
+    monkeypatch.setattr(configurations, "BATCHED_VALUES", batched)
+    monkeypatch.setattr(configurations, "ANSWERED_AT_ONCE", answered)
+    cut = measured_on(model, x, y, (0, 1, 2))
     assert cut.scores.tolist() == whole.scores.tolist()
     assert cut.losses == pytest.approx(whole.losses, rel=1e-6)
     assert cut.error.tolist() == whole.error.tolist()
     assert len(set(whole.losses.tolist())) == 8
 
 
-def test_every_configuration_of_a_text_is_its_plain_forward() -> None:
+def test_scores_of_a_transformer_equal_those_of_plain_forward_passes() -> None:
     host = TransformerHost(vocabulary=16, context=6, width=8, layers=3, heads=2)
     seeds = {0: BlueprintAction.LORA, 1: BlueprintAction.ATTENTION, 2: BlueprintAction.MLP}
     model, _ = grown_model(seeds, host=host, styles=STYLES)
     generator = torch.Generator().manual_seed(0)
     x, y = (torch.randint(16, (40, 6), generator=generator) for _ in range(2))
-    measured = measure(model, x, y, (0, 1, 2), NEXT_TOKEN)
+    measured = measured_on(model, x, y, (0, 1, 2), NEXT_TOKEN)
     for on, score, loss in zip(every_choice(3), measured.scores, measured.losses, strict=True):
         plain = plain_output(model, x, {slot for slot in range(3) if not on[slot]})
         assert score == pytest.approx(NEXT_TOKEN.sample_scores(plain, y).mean().item())
         assert loss == pytest.approx(NEXT_TOKEN.loss(plain, y).item(), rel=1e-5)
     assert len(set(measured.losses.tolist())) == 8
+
+
+def test_contributions_are_recorded_in_the_table_for_measured_slots_only() -> None:
+    # Mean scores: all off 10, second 20, first 40, both 80; the results are worked by hand above.
+    scores = np.array([[10.0, 10.0], [10.0, 30.0], [40.0, 40.0], [70.0, 90.0]])
+    table = SlotTable.empty(1, 3)
+    record_contributions(table, attribute((0, 2), every_choice(2), scores, np.zeros(4), [(0, 1), (1, 0)]))
+    assert table.contribution[0, [0, 2]].tolist() == [60.0, 40.0]
+    assert table.contribution_error[0, [0, 2]] == pytest.approx([0.0, 10.0])
+    assert table.shapley[0, [0, 2]].tolist() == [45.0, 25.0]
+    assert table.interaction_sum[0, [0, 2]].tolist() == [30.0, 30.0]
+    assert table.strongest_boost[0, [0, 2]].tolist() == [30.0, 30.0]
+    assert np.isnan([table.contribution[0, 1], table.shapley[0, 1], table.interaction_sum[0, 1]]).all()

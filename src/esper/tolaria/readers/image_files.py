@@ -1,7 +1,7 @@
-"""One image file as bytes of pixels: formats are told by content, and a file that is not whole is refused.
+"""Reader of image files; the format is recognised by content, and incomplete files are refused.
 
-What cannot be noticed: damage inside the data of a JPEG, BMP or WebP is other pixels, since these formats
-have no checksum. PNG has one and it is compared.
+Damage inside the pixel data of JPEG, BMP and WebP is not detected, because these formats have no checksum;
+the checksum of PNG is verified.
 """
 
 import warnings
@@ -16,33 +16,34 @@ from esper.tolaria.readers.files import AGAIN, read_bytes
 
 WANTED: Final = "an image file"
 FORMATS: Final = ("PNG", "JPEG", "BMP", "WEBP")
-MAX_PIXELS: Final = 1 << 26  # 8192 × 8192; said here because Pillow's own limit can be switched off
+MAX_PIXELS: Final = 1 << 26  # 8192 × 8192; Pillow's own limit can be switched off
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Pillow would clip deeper pixels to 255 without a word."""
+"""Modes with at most 8 bits per channel; Pillow would silently clip deeper pixels to 255."""
 
 
 class Pixels(NamedTuple):
-    """One decoded image."""
+    """Decoded image."""
 
     planes: bytes
-    """Channel by channel, row by row."""
+    """Bytes of the pixels, channel by channel and row by row."""
     height: int
     width: int
 
 
 def read_image(path: Path) -> Pixels:
-    """Decode one image as RGB.
+    """Decode an image as RGB; EXIF rotation is not applied.
 
-    Pixels come as they are stored: a rotation that a camera noted in the file is not carried out.
+    Raises:
+        DataError: The file is no supported image, is damaged, or has transparent or too many pixels.
     """
     content = bytes(read_bytes(path, WANTED))
     try:
         with warnings.catch_warnings():
-            # Pillow warns of images too large to be honest, and of metadata it cannot make sense of.
+            # Pillow only warns of suspiciously large images and of invalid metadata.
             warnings.simplefilter("error", RuntimeWarning)
             warnings.simplefilter("error", UserWarning)
             with Image.open(BytesIO(content), formats=FORMATS) as image:
-                image.verify()  # the checksums, where there are any
+                image.verify()  # checks the checksums of a PNG
             with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check(image, path)
                 bands = _opaque(image, path).convert("RGB").split()
@@ -55,7 +56,7 @@ def read_image(path: Path) -> Pixels:
             f" convert it, {AGAIN}, or take it away"
         ) from error
     except Exception as error:
-        # All is in memory by now, so any exception is about the content; Pillow's decoders raise many kinds.
+        # The file is in memory, so every exception is about its content; Pillow's decoders raise many types.
         raise DataError(
             f"'{path}' cannot be decoded ({str(error) or type(error).__name__}); a whole image is expected"
             f" there: {AGAIN}, or save it anew with an image program"
@@ -63,7 +64,7 @@ def read_image(path: Path) -> Pixels:
 
 
 def _check(image: Image.Image, path: Path) -> None:
-    """What the header tells, before memory is taken for the pixels."""
+    """Check size, mode and number of frames in the header, before memory is allocated for pixels."""
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
             f"'{path}' states {image.height} × {image.width} pixels; at most {MAX_PIXELS} are allowed:"
@@ -79,7 +80,7 @@ def _check(image: Image.Image, path: Path) -> None:
 
 
 def _opaque(image: Image.Image, path: Path) -> Image.Image:
-    """The image without its transparency, which must hide nothing."""
+    """Return the image without its alpha channel, which must be opaque everywhere."""
     if not image.has_transparency_data:
         return image
     colours = image.convert("RGBA")

@@ -1,9 +1,11 @@
+"""Search for data sets in $ESPER_DATA and $XDG_DATA_DIRS."""
+
 import os
 from pathlib import Path
 
 import pytest
 
-from esper.tolaria.readers.places import find_data
+from esper.tolaria.readers.data_folders import find_data
 from tests.tolaria.readers.building import denied, refused
 
 HINT = "install the package dataset-thing"
@@ -18,28 +20,30 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Two entries of $XDG_DATA_DIRS, the second one without a folder of data sets."""
+    """Set $XDG_DATA_DIRS to two folders, the second one without ``datasets``."""
     (tmp_path / "one" / "datasets").mkdir(parents=True)
     (tmp_path / "two").mkdir()
     monkeypatch.setenv("XDG_DATA_DIRS", f"{tmp_path / 'one'}:{tmp_path / 'two'}")
     return tmp_path / "one", tmp_path / "two"
 
 
-def test_places_are_looked_at_in_order(own: Path, shared: tuple[Path, Path]) -> None:
+def test_own_folder_is_searched_before_the_shared_ones(own: Path, shared: tuple[Path, Path]) -> None:
     places = [own / "thing", shared[0] / "datasets" / "thing", shared[1] / "datasets" / "thing"]
     for place in reversed(places):
         place.mkdir(parents=True)
         assert find_data("thing", HINT) == place
 
 
-def test_a_missing_data_set_names_every_place_and_the_hint(own: Path, shared: tuple[Path, Path]) -> None:
+def test_refusal_of_a_missing_data_set_names_all_folders_and_the_hint(
+    own: Path, shared: tuple[Path, Path]
+) -> None:
     looked = ", ".join(f"'{place}'" for place in (own / "x", *(entry / "datasets" / "x" for entry in shared)))
     with refused(f"the data set x is missing; looked at {looked}: {HINT}"):
         find_data("x", HINT)
 
 
 @pytest.mark.parametrize("unset", [None, ""])
-def test_variables_that_are_not_set_or_empty(
+def test_unset_and_empty_variables_use_the_defaults(
     own: Path, shared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, unset: str | None
 ) -> None:
     def forget(name: str) -> None:
@@ -59,13 +63,13 @@ def test_variables_that_are_not_set_or_empty(
         find_data("no-such-thing", HINT)
 
 
-def test_relative_and_empty_entries_do_not_count(
+def test_relative_and_empty_entries_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: tuple[Path, Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA", raising=False)
     monkeypatch.setenv("XDG_DATA_DIRS", f"::one:{shared[1]}:")
-    (shared[0] / "datasets" / "x").mkdir()  # the relative entry would find it
+    (shared[0] / "datasets" / "x").mkdir()  # would be found by the relative entry
     with refused(f"looked at '{shared[1]}/datasets/x' ($ESPER_DATA is not set): {HINT}"):
         find_data("x", HINT)
     monkeypatch.setenv("XDG_DATA_DIRS", "one")
@@ -73,7 +77,9 @@ def test_relative_and_empty_entries_do_not_count(
         find_data("x", HINT)
 
 
-def test_a_file_in_the_way_and_a_dangling_link_are_passed_by(own: Path, shared: tuple[Path, Path]) -> None:
+def test_dangling_link_and_file_in_place_of_a_folder_are_skipped(
+    own: Path, shared: tuple[Path, Path]
+) -> None:
     (own / "x").symlink_to(own / "nowhere")
     (shared[1] / "datasets").touch()
     (shared[0] / "datasets" / "x").mkdir()
@@ -84,7 +90,7 @@ def test_a_file_in_the_way_and_a_dangling_link_are_passed_by(own: Path, shared: 
 
 
 @pytest.mark.usefixtures("shared")
-def test_a_file_or_a_path_below_a_place_is_found_and_a_denial_is_refused(
+def test_nested_file_is_found_and_missing_permission_is_refused(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (own / "a").mkdir()

@@ -1,3 +1,5 @@
+"""Image files: decoded pixels, and files that are refused."""
+
 import struct
 import tracemalloc
 from io import BytesIO
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from esper.tolaria.readers.images import Pixels, read_image
+from esper.tolaria.readers.image_files import Pixels, read_image
 from tests.tolaria.readers.building import KINDS, Bytes, image_bytes, png_bytes, random_bytes, refused
 
 COLOURS = random_bytes(5, 7, 3)
@@ -26,29 +28,29 @@ def read(path: Path, content: bytes) -> Pixels:
 
 
 def planes(pixels: Bytes) -> bytes:
-    """[H, W, 3] channel by channel."""
+    """Return the bytes of pixels [H, W, 3] channel by channel."""
     return np.moveaxis(pixels, 2, 0).tobytes()
 
 
 def huge_bmp(height: int, width: int) -> bytes:
-    """A header that states more pixels than follow."""
+    """Return a BMP whose header states more pixels than the file contains."""
     content = bytearray(image_bytes(COLOURS, "BMP"))
     content[18:26] = struct.pack("<ii", width, height)
     return bytes(content)
 
 
-def test_a_png_written_by_hand_comes_back_channel_by_channel(path: Path) -> None:
+def test_literal_png_is_read_channel_by_channel(path: Path) -> None:
     pixels = np.array([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]], np.uint8)  # one row of three
     assert read(path, png_bytes(pixels)) == Pixels(bytes([1, 4, 7, 2, 5, 8, 3, 6, 9]), height=1, width=3)
 
 
 @pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})])
-def test_formats_without_loss_come_back_as_written(path: Path, kind: str, options: dict[str, object]) -> None:
+def test_lossless_formats_are_read_as_written(path: Path, kind: str, options: dict[str, object]) -> None:
     assert read(path, image_bytes(COLOURS, kind, **options)) == Pixels(planes(COLOURS), 5, 7)
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "L", "RGBA", "LA", "CMYK"])
-def test_modes_of_eight_bits_are_taken(path: Path, mode: str) -> None:
+def test_modes_with_at_most_eight_bits_are_accepted(path: Path, mode: str) -> None:
     white = np.full((3, 2, 3), 255, np.uint8)
     content = image_bytes(white, "JPEG" if mode == "CMYK" else "PNG", mode)
     assert read(path, content) == Pixels(b"\xff" * 18, 3, 2)
@@ -56,7 +58,7 @@ def test_modes_of_eight_bits_are_taken(path: Path, mode: str) -> None:
         pixels = random_bytes(height, width, 3)
         bits = {"bits": 2} if mode == "P" else {}
         noise = image_bytes(pixels, "PNG", mode, **bits)
-        assert read(path, noise)[1:] == (height, width), "whole at all widths and depths"
+        assert read(path, noise)[1:] == (height, width), "the size is right at all widths and depths"
 
 
 @pytest.mark.parametrize("alpha", [254, 0])
@@ -67,7 +69,7 @@ def test_transparent_pixels_are_refused(path: Path, alpha: int) -> None:
         read(path, image_bytes(pixels, "PNG"))
 
 
-def test_deeper_pixels_are_refused_and_not_clipped(path: Path) -> None:
+def test_sixteen_bit_pixels_are_refused(path: Path) -> None:
     buffer = BytesIO()
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(buffer, "PNG")
     with refused(f"'{path}' has pixels of Pillow's mode I;16; 8 bits per channel are allowed: convert it"):
@@ -75,7 +77,7 @@ def test_deeper_pixels_are_refused_and_not_clipped(path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_several_pictures_in_one_file_are_refused(path: Path, kind: str) -> None:
+def test_animated_image_is_refused(path: Path, kind: str) -> None:
     buffer = BytesIO()
     frames = [Image.fromarray(random_bytes(4, 4, 3, rng_seed=place)) for place in range(3)]
     frames[0].save(buffer, kind, save_all=True, append_images=frames[1:])
@@ -84,7 +86,7 @@ def test_several_pictures_in_one_file_are_refused(path: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", b"RIFF1234WAVE", image_bytes(GREYS, "GIF")])
-def test_other_content_is_refused(path: Path, content: bytes) -> None:
+def test_other_formats_and_damaged_headers_are_refused(path: Path, content: bytes) -> None:
     with refused(
         f"'{path}' is none of PNG, JPEG, BMP, WEBP, or its header is damaged; only these are read: convert it"
     ):
@@ -92,26 +94,26 @@ def test_other_content_is_refused(path: Path, content: bytes) -> None:
 
 
 @every_kind
-def test_a_file_that_was_cut_is_refused(path: Path, kind: str) -> None:
+def test_truncated_image_is_refused(path: Path, kind: str) -> None:
     content = image_bytes(COLOURS, kind)
     for damaged in (content[: len(content) // 2], content[: 3 * len(content) // 4]):
         with refused(f"'{path}' cannot be decoded", "a whole image is expected there: copy or download"):
             read(path, damaged)
 
 
-def test_a_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
+def test_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
     content = bytearray(png_bytes(COLOURS))
-    content[-20] ^= 1  # within the last chunk of pixels
+    content[-20] ^= 1  # in the last chunk of pixels
     with refused(f"'{path}' cannot be decoded"):
         read(path, bytes(content))
 
 
-@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None], ids=["limit", "no limit"])
+@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None], ids=["Pillow limit on", "Pillow limit off"])
 @pytest.mark.parametrize(("height", "width"), [(8192, 8193), (9000, 10_000), (2**31 - 1, 2**31 - 1)])
-def test_absurd_sizes_are_refused_before_memory_is_taken(
+def test_too_large_images_are_refused_before_memory_is_allocated(
     path: Path, monkeypatch: pytest.MonkeyPatch, height: int, width: int, limit: int | None
 ) -> None:
-    """The second size is one that Pillow only warns of, the third one that it refuses by itself."""
+    """Pillow only warns of the second size and raises on the third."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""What an environment does with an action that it cannot carry out."""
+"""Actions that an environment refuses: illegal ones, and values outside of their heads."""
 
 import numpy as np
 import pytest
@@ -20,9 +20,16 @@ from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, st
         action(LifecycleOp.ADVANCE, 1),
         action(LifecycleOp.PRUNE, 1),
     ],
-    ids=["occupied", "not blended", "not held", "empty", "auto-forward", "too young"],
+    ids=[
+        "germinate in an occupied slot",
+        "alpha target of an incubating seed",
+        "fossilize an incubating seed",
+        "prune an empty slot",
+        "advance with auto-forward",
+        "prune a seed below the minimum age",
+    ],
 )
-def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntArray) -> None:
+def test_illegal_action_is_refused_and_has_the_effect_of_waiting(illegal: IntArray) -> None:
     (env, sink), (twin, _) = started(), started()
     run(env, {0: plant(1)}, until=1)
     run(twin, {0: plant(1)}, until=1)
@@ -33,7 +40,7 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
     assert (facts.last_op, facts.last_success) == (illegal[0], False)
     assert bits(env.model.state()) == bits(twin.model.state())
     assert facts.val_loss == expected.val_loss
-    assert env._refused == 1
+    assert env.recorder.refused == 1
 
 
 @pytest.mark.parametrize(
@@ -44,19 +51,22 @@ def test_an_illegal_action_is_refused_and_is_no_more_than_waiting(illegal: IntAr
         (action(LifecycleOp.GERMINATE, 0, blueprint=13), "head blueprint of environment 0 has value 13"),
         (np.zeros(7, dtype=np.int64), r"actions must have shape \(1, 8\); found \(1, 7\)"),
     ],
+    ids=["slot above the last", "negative slot", "blueprint above the last", "seven heads"],
 )
-def test_an_action_outside_its_heads_is_an_error(row: IntArray, sentence: str) -> None:
+def test_action_with_a_value_outside_of_its_head_raises_and_does_not_step(
+    row: IntArray, sentence: str
+) -> None:
     env, _ = started()
     with pytest.raises(InvalidActionError, match=sentence):
         env.step(row)
     assert env.epoch == 0
 
 
-def test_a_disabled_slot_never_germinates() -> None:
+def test_germination_in_a_disabled_slot_is_refused_in_every_episode() -> None:
     env, sink = started(enabled=(False, True, True))
     for epoch in range(4):
         env.step(plant(0 if epoch < 3 else 1))
     assert [row.refused_by for row in sink.of(DecisionRow)] == ["legality"] * 3 + [None]
     assert stages_of(env) == [Stage.DORMANT, Stage.TRAINING, Stage.DORMANT]
     env.reset(1)
-    assert env.table.enabled.tolist() == [[False, True, True]], "the next episode keeps it disabled"
+    assert env.table.enabled.tolist() == [[False, True, True]]

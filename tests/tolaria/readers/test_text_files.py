@@ -1,13 +1,15 @@
+"""Text files, and windows of tokens."""
+
 from pathlib import Path
 
 import pytest
 import torch
 
-from esper.tolaria.readers.text import read_text, windows
+from esper.tolaria.readers.text_files import read_text, windows
 from tests.tolaria.readers.building import refused
 
 
-def test_line_ends_and_every_other_character_stay_as_they_are(tmp_path: Path) -> None:
+def test_characters_are_read_unchanged_and_an_empty_file_is_refused(tmp_path: Path) -> None:
     content = "a\r\nb\rc\nd\u2028e\u0085f\tä€😀\0\ufeff"
     (tmp_path / "x").write_bytes(content.encode())
     assert read_text(tmp_path / "x") == content
@@ -22,10 +24,10 @@ def test_line_ends_and_every_other_character_stay_as_they_are(tmp_path: Path) ->
         (b"abc\xffdef", 3, "ff"),
         (b"\xfe\xff\0a", 0, "fe"),  # UTF-16
         ("ä".encode() + "ä".encode("latin-1") + b"b", 2, "e4"),
-        (b"ab" + "€".encode()[:2], 2, "e2"),  # cut in the middle of a character
+        (b"ab" + "€".encode()[:2], 2, "e2"),  # truncated inside a character
     ],
 )
-def test_bytes_that_are_not_utf8_are_refused_with_their_offset(
+def test_invalid_utf8_is_refused_with_its_offset(
     tmp_path: Path, content: bytes, offset: int, byte: str
 ) -> None:
     (tmp_path / "x").write_bytes(content)
@@ -34,8 +36,8 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_offset(
         read_text(tmp_path / "x")
 
 
-def test_targets_are_the_inputs_one_token_on_and_windows_do_not_overlap() -> None:
-    # Eight tokens: two windows of three need seven; the eighth is in none.
+def test_targets_are_inputs_shifted_by_one_and_windows_do_not_overlap() -> None:
+    # Two windows of three need seven of the eight tokens; the last one is not used.
     inputs, targets = windows(torch.arange(8), 3)
     assert inputs.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert targets.tolist() == [[1, 2, 3], [4, 5, 6]]
@@ -43,7 +45,7 @@ def test_targets_are_the_inputs_one_token_on_and_windows_do_not_overlap() -> Non
 
 
 @pytest.mark.parametrize("shape", [[0], [3], [8, 1]])
-def test_tokens_that_cannot_fill_one_window_and_a_context_of_nothing_are_refused(shape: list[int]) -> None:
+def test_too_few_tokens_and_a_context_of_zero_are_refused(shape: list[int]) -> None:
     with refused(
         f"tokens of shape {shape} cannot fill one window; 3 of context and one to predict are needed in"
     ):

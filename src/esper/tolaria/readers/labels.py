@@ -1,4 +1,4 @@
-"""What the readers of labelled images give back, and the rule for labels."""
+"""Labelled images, as readers return them, and the check of labels."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,8 +8,8 @@ from torch import Tensor
 from esper.leyline.errors import DataError
 
 
-class Part(NamedTuple):
-    """One part of a data set, training or test."""
+class LabelledImages(NamedTuple):
+    """Images and labels of the training or test part of a data set."""
 
     images: Tensor
     """uint8 ``[N, C, H, W]``."""
@@ -18,7 +18,7 @@ class Part(NamedTuple):
 
 
 def check_labels(labels: Tensor, classes: int, path: Path) -> None:
-    """Labels ``[N]``, none of them negative, must name one of ``classes`` classes."""
+    """Raise DataError if one of the labels ``[N]``, which are not negative, is not below ``classes``."""
     wrong = (labels >= classes).nonzero()
     if len(wrong):
         place = int(wrong[0])

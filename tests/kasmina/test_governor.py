@@ -1,0 +1,108 @@
+"""Sequences of validation losses that raise an alarm of the governor, and sequences that must not."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from esper.kasmina.governor import Alarm, Governor
+
+GUESS = math.log(10)
+
+
+def alarms(losses: Sequence[float], guess_loss: float | None) -> dict[int, str]:
+    """Return the kind of each alarm by the number of the epoch that raised it."""
+    governor = Governor(guess_loss)
+    raised = {number: governor.check(loss) for number, loss in enumerate(losses)}
+    return {number: alarm.kind for number, alarm in raised.items() if alarm is not None}
+
+
+CALM, RESTLESS = [0.30, 0.30, 0.31, 0.30, 0.31], [0.3, 0.7, 0.35, 0.75, 0.3]
+RISING = [1.0, 0.5, 0.3, 0.2, 0.2, 0.19, 0.18, 0.9, 1.2]
+# Text model before its learning rate is set too high. Largest of the last five losses 2.78, median change
+# 0.09: the limit is 2.78 + 6·0.09 = 3.32, and 2.78 + 0.27 = 3.05 after a bad epoch.
+LEARNING = [2.96, 2.78, 2.65, 2.54, 2.47, 2.41]
+
+
+@pytest.mark.parametrize(
+    ("losses", "guess_loss", "expected"),
+    [
+        ([math.nan], GUESS, {0: "non-finite"}),
+        ([2.0, 1.8, math.inf], GUESS, {2: "non-finite"}),
+        ([2.3, 2.1, 1.7, 1.2, 0.9, 0.7, 0.65, 0.6, 0.58, 0.57], GUESS, {}),
+        # A host that stays at the guess loss is healthy; a return to it for two epochs is a collapse.
+        ([2.31, 2.30, 2.29, 2.31, 2.28, 2.30, 2.32, 2.29], GUESS, {}),
+        ([2.0, 1.5, 1.2, 2.3, 2.3], GUESS, {4: "collapse"}),
+        ([2.0, 1.5, 1.2, 2.3, 1.1, 2.3, 1.0], GUESS, {}),
+        # A rise above the usual variation of the run is a divergence, relative to the guess loss.
+        (RISING, GUESS, {8: "divergence"}),
+        ([10 * loss for loss in RISING], 10 * GUESS, {8: "divergence"}),
+        ([*CALM, 0.9, 0.9], GUESS, {6: "divergence"}),
+        ([*RESTLESS, 0.9, 0.9], GUESS, {}),
+        ([0.2] * 6 + [0.4] * 6, GUESS, {}),
+        # After a bad epoch the limit is lower until one loss is below it.
+        ([*LEARNING, 4.34, 3.21, 3.17, 3.18], 3.1, dict.fromkeys((7, 8, 9), "divergence")),
+        ([*LEARNING, 4.34, 3.06], 3.1, {7: "divergence"}),
+        ([*LEARNING, 4.34, 3.04, 2.60, 2.50], 3.1, {}),
+        ([*LEARNING, 3.21, 3.21], 3.1, {}),
+    ],
+)
+def test_alarms_of_a_sequence_of_losses(
+    losses: list[float], guess_loss: float, expected: dict[int, str]
+) -> None:
+    assert alarms(losses, guess_loss) == expected
+
+
+def test_bad_losses_do_not_enter_the_window_and_forgive_allows_one_bad_epoch_again() -> None:
+    governor = Governor(GUESS)
+    assert [governor.check(loss) for loss in (0.3, 0.3, 0.3, 0.3, 0.3, 1.0)] == [None] * 6
+    assert governor.suspicious
+    assert all(governor.check(1.0) is not None for _ in range(5)), "the limit does not rise"
+    governor.forgive()
+    assert not governor.suspicious
+    assert governor.check(1.0) is None
+
+
+def test_alarm_message_contains_the_loss_and_the_limit() -> None:
+    assert str(Alarm("collapse", 2.31, 2.26)) == "collapse: the validation loss is 2.31, beyond 2.26"
+    assert str(Alarm("non-finite", math.nan, math.inf)) == "the loss is nan"
+
+
+# --- losses of unknown scale -----------------------------------------------------------------------
+
+# Accuracy as a loss. Progress from the first to the best value: 0.6, so the least allowed rise is
+# 0.15·0.6 = 0.09; six times the median change of the last five values, 0.01, is 0.06. Limit: −0.66 + 0.09.
+ACCURACIES = [-0.1, -0.4, -0.6, -0.66, -0.67, -0.68, -0.69, -0.70]
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ([*ACCURACIES, -0.56, -0.56], {9: "divergence"}),
+        ([*ACCURACIES, -0.58, -0.58, -0.58], {}),
+        # The same curve as losses near zero and ten times as large: only the progress counts.
+        ([10 * loss + 7.0 for loss in [*ACCURACIES, -0.56, -0.56]], {9: "divergence"}),
+        ([10 * loss + 7.0 for loss in [*ACCURACIES, -0.58, -0.58]], {}),
+        # A return to the first loss is a divergence; without a guess loss there is no collapse.
+        ([2.3, 1.5, 1.2, 1.0, 0.95, 0.93, 0.92, 0.91, 2.3, 2.3], {9: "divergence"}),
+        ([0.0, 0.0, 0.0, 1e-9, 1e-9], {4: "divergence"}),
+        ([-0.5, -0.6, math.nan], {2: "non-finite"}),
+    ],
+    ids=[
+        "metric below the limit twice",
+        "metric within the allowed rise",
+        "scaled and shifted, beyond the limit",
+        "scaled and shifted, within the allowed rise",
+        "return to the first loss",
+        "no progress and no variation",
+        "nan",
+    ],
+)
+def test_governor_without_guess_loss_measures_rises_by_the_progress_so_far(
+    losses: list[float], expected: dict[int, str]
+) -> None:
+    assert alarms(losses, None) == expected
+
+
+def test_governor_without_guess_loss_allows_two_epochs_without_history() -> None:
+    assert alarms([-0.5, 40.0], None) == {}
