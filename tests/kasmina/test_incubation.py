@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina import Host, MorphogeneticModel
+from esper.kasmina.graft import shadow_size
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.network import slot_streams
 from esper.kasmina.sites import find_sites
-from esper.kasmina.slot import shadow_size
 from esper.leyline import LifecycleRules, SlotConfig, Stage, Style
 from esper.tolaria.minibatch import train_batch
 from tests.contracts.hosts import CLASSES, TOKENS, VOCABULARY

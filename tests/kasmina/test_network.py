@@ -38,6 +38,11 @@ from tests.kasmina.seed_episodes import DropoutSeed, act, epoch
 host_kinds = pytest.mark.parametrize("kind", IMAGES)
 
 
+def active_seeds(model: MorphogeneticModel) -> list[bool]:
+    """Return for each slot whether its seed takes part in the forward pass."""
+    return [slot.graft is not None and slot.graft.participation.active for slot in model.slots]
+
+
 def full_host(blocks: int, table: SlotTable | None = None) -> MorphogeneticModel:
     """Return a CNN of ``blocks`` blocks with a perturbed seed blended into every slot."""
     restart(blocks)
@@ -133,16 +138,10 @@ def test_sync_copies_stage_and_alpha_from_the_table_to_the_slots(kind: Kind) -> 
     trial = begin(kind, 4)
     germinate(trial.model, "norm", 0, slot=0)
     assert (trial.model.incubating, trial.model.blended) == ([0], [])
-    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [
-        False,
-        False,
-    ]
+    assert active_seeds(trial.model) == [False, False]
     trial.place(Stage.BLENDING, 0.25)
     assert (trial.model.incubating, trial.model.blended) == ([], [0])
-    assert [bool(slot.graft and slot.graft.participation.active) for slot in trial.model.slots] == [
-        True,
-        False,
-    ]
+    assert active_seeds(trial.model) == [True, False]
     graft = trial.model.slot(0).graft
     assert graft is not None
     assert graft.alpha.item() == 0.25

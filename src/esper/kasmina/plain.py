@@ -87,7 +87,8 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     host = copy.deepcopy(model.host)
     stages = dict(zip(model.slot_config.slot_ids, model.table.stage[0], strict=True))
     for slot in slots_of(host).values():
-        slot.stream = None  # the comparison in train mode needs the dropout masks of the plain module
+        if slot.graft is not None:
+            slot.graft.stream = None  # the plain module draws dropout masks from the global generator
         if slot.graft is not None and stages[slot.site.name] != Stage.FOSSILIZED:
             slot.remove()
     finish(host, host.sample_input(2) if isinstance(host, Host) else None)
