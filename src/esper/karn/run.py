@@ -12,8 +12,7 @@ import msgspec
 
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import is_being_written
-from esper.karn.jsonl_tables import error_text
-from esper.karn.tables import QueryError, Tables, check_statement, views_in
+from esper.karn.tables import QueryError, Tables, check_statement, error_text, views_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.rows import Row, RunRow

@@ -11,8 +11,7 @@ import duckdb
 import msgspec
 
 from esper.files.row_files import TELEMETRY
-from esper.karn.jsonl_tables import error_text
-from esper.karn.tables import QueryError, Tables, check_statement
+from esper.karn.tables import QueryError, Tables, check_statement, error_text
 
 FETCHED: Final = 100
 """Rows fetched from the database at once."""

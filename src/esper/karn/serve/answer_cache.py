@@ -14,9 +14,9 @@ import duckdb
 
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import LOCK_FILE
-from esper.karn.jsonl_tables import error_text
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
+from esper.karn.tables import error_text
 from esper.leyline.errors import EsperError
 
 T = TypeVar("T")
