@@ -98,7 +98,7 @@ def test_second_attempt_belongs_to_the_iteration_of_the_failed_episode(tmp_path)
 
     assert [episode.iteration for episode in episodes(run)] == [1, 1, 2, 2]
     assert growth(run)["episodes"] == (2, 2)
-    assert episode_name(EpisodeKey(1, 1, 1), trained=True) == "iteration 2, environment 1, attempt 2"
+    assert episode_name(run, EpisodeKey(1, 1, 1)) == "iteration 2, environment 1, attempt 2"
 
 
 # --- progress ---------------------------------------------------------------------------------------

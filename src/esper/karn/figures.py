@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from esper.karn.drawing.lanes import draw_lanes
 from esper.karn.drawing.picture import Figure
 from esper.karn.questions.alerts import alerts, draw_alerts
 from esper.karn.questions.breakdowns import draw_reward, draw_times, reward, times
@@ -11,7 +10,7 @@ from esper.karn.questions.honesty import draw_honesty, honesty
 from esper.karn.questions.interactions import draw_interactions, interactions
 from esper.karn.questions.learning_curves import draw_growth, draw_improvement, growth, improvement
 from esper.karn.questions.policy_health import draw_heads, draw_health, heads, health
-from esper.karn.questions.slot_lanes import lanes
+from esper.karn.questions.slot_lanes import draw_lanes, lanes
 from esper.karn.questions.worth import draw_worth, worth
 from esper.leyline.errors import UnknownNameError
 

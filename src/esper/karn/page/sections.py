@@ -129,7 +129,7 @@ def reported_section(run: Run, key: str) -> Markup:
     if is_training(run):
         return _of_episodes(run, key, chosen_episodes(run)[:1])
     keys = [episode.key for episode in episodes(run)]
-    notes = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+    notes = [(episode_name(run, key).capitalize(), key) for key in keys[:MOST_DIARIES]]
     if len(notes) == 1:
         notes = [("", keys[0])]
     return _of_episodes(run, "diary", notes, left=len(keys) - len(notes))
@@ -145,7 +145,7 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
     for key, name in reversed(names.items()):
         (row,) = run.rows(EpisodeRow, THIS_EPISODE, key)
         scores = f"score {notation.points(row.val_score)}, twin {notation.points(row.twin_val_score)}"
-        found.append((f"{name.capitalize()} episode: {episode_name(key, trained=True)}, {scores}", key))
+        found.append((f"{name.capitalize()} episode: {episode_name(run, key)}, {scores}", key))
     return found
 
 

@@ -43,9 +43,9 @@ class EpisodeSummary(NamedTuple):
     score: float | None
 
 
-def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
-    """Return the name of an episode; ``trained`` names its iteration."""
-    if not trained:
+def episode_name(run: Run, episode: EpisodeKey) -> str:
+    """Return the name of an episode: in a training, by its iteration."""
+    if not is_training(run):
         name = f"episode {episode.episode}"
         return name if episode.env == 0 else f"environment {episode.env}, {name}"
     name = f"iteration {episode.episode + 1}, environment {episode.env}"

@@ -11,7 +11,7 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.style import shade_look
 from esper.karn.metric import Metric, metric_of
-from esper.karn.questions.episode_selection import THIS_EPISODE, default_episode, episode_name, is_training
+from esper.karn.questions.episode_selection import THIS_EPISODE, default_episode, episode_name
 from esper.karn.run import Run
 
 Configuration = tuple[bool, ...]
@@ -61,7 +61,7 @@ def interactions(run: Run) -> Interactions | None:
     if not switched or everything not in scores:  # a killed run may have written only some configurations
         return None
     return Interactions(
-        name=episode_name(episode, trained=is_training(run)),
+        name=episode_name(run, episode),
         epoch=found[0][0],
         slots=tuple(run.row.slots[slot] for slot in switched),
         score=scores[everything],
