@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from esper.files.writer_lock import WriterLock
-from esper.karn.questions.breakdowns import reward, times
-from esper.karn.questions.choices import choices
+from esper.karn.questions.breakdowns import choices, reward, times
 from esper.karn.questions.cost_comparison import verdict
 from esper.karn.questions.episode_selection import (
     EpisodeKey,

@@ -4,8 +4,7 @@ from typing import Final
 
 from esper.karn.drawing.picture import Figure
 from esper.karn.questions.alerts import alerts, draw_alerts
-from esper.karn.questions.breakdowns import draw_reward, draw_times, reward, times
-from esper.karn.questions.choices import choices, draw_choices
+from esper.karn.questions.breakdowns import choices, draw_choices, draw_reward, draw_times, reward, times
 from esper.karn.questions.honesty import draw_honesty, honesty
 from esper.karn.questions.interactions import draw_interactions, interactions
 from esper.karn.questions.learning_curves import draw_growth, draw_improvement, growth, improvement

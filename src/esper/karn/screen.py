@@ -17,7 +17,7 @@ from esper.karn import notation
 from esper.karn.log_lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
-from esper.karn.questions.choices import choices, ops_of
+from esper.karn.questions.breakdowns import choices, ops_of
 from esper.karn.questions.episode_selection import EpisodeKey, default_episode, is_training
 from esper.karn.questions.learning_curves import improvement
 from esper.karn.questions.overview import Overview, RunProgress, done_text, overview

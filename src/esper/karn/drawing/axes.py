@@ -75,14 +75,14 @@ def tick_texts(values: Sequence[float]) -> dict[float, str]:
     return {value: tick_text(value, step) for value in values}
 
 
-def y_axis(scale: AxisScale, left: float, right: float, most: int = 5) -> Markup:
-    """Draw horizontal grid lines with their numbers on the left."""
+def y_axis(scale: AxisScale, left: float, right: float, most: int = 5, unit_size: float = 1.0) -> Markup:
+    """Draw horizontal grid lines with their numbers on the left, in units of ``unit_size``."""
     values = ticks(scale.low, scale.high, most)
-    lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)
-    numbers = [
-        svg.text(left - 6, scale(value) + 4, label, "dim", "end")
-        for value, label in tick_texts(values).items()
-    ]
+    labels = tick_texts([value / unit_size for value in values]).values()
+    heights = [scale(value) for value in values]
+    lines = "".join(f"M{svg.number(left)} {svg.number(height)}H{svg.number(right)}" for height in heights)
+    pairs = zip(labels, heights, strict=True)
+    numbers = [svg.text(left - 6, height + 4, label, "dim", "end") for label, height in pairs]
     return svg.group(svg.path(lines, "grid"), *numbers)
 
 

@@ -71,6 +71,8 @@ class Panel(NamedTuple):
     """Whether the panel is left out if all values are 0."""
     ticks: int = 4
     unit: str = ""
+    unit_size: float = 1.0
+    """Value that the axis labels as 1."""
 
     def reached(self) -> Iterator[float]:
         """Yield all values that the axis must include."""
@@ -131,7 +133,7 @@ def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale
     """Draw the axis, data and labels of a panel."""
     at = [x(bin_.last) for bin_ in bins]
     return svg.group(
-        y_axis(y, x.start, x.stop, most=panel.ticks + 1),
+        y_axis(y, x.start, x.stop, most=panel.ticks + 1, unit_size=panel.unit_size),
         svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
         *_draw_parts(bins, panel.parts, x, y),
         svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
