@@ -175,7 +175,7 @@ def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], p
     return [
         _growth_fact("parameters", episodes.host_params, episodes.params, notation.count),
         _growth_fact("compute for a prediction", *prediction, notation.flop),
-        Fact("compute of an episode", notation.flop(round(episodes.flops.mean)), against),
+        Fact("compute of an episode", notation.flop(episodes.flops.mean), against),
         Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
     ]
 

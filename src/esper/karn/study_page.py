@@ -3,36 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, NamedTuple
 
 import numpy as np
 
 from esper.karn import notation
-from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, apart, around, value_axis, y_axis
+from esper.karn.drawing.curves import Curve, draw_curves
 from esper.karn.drawing.picture import Picture
 from esper.karn.page.rendering import render_page
 from esper.karn.resampling import FloatArray, regret
 from esper.karn.study_tables import StudyNumbers, number, study_tables
-
-_LEFT: Final = 62.0
-_ROOM: Final = 170.0
-"""Width of the names on the right."""
-_TOP: Final = 14.0
-_HEIGHT: Final = 300.0
-_LETTERS: Final = 20
-_TICKS: Final = 5
-_NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
-"""CSS classes of a curve's name, by the look of the curve."""
-
-
-class Curve(NamedTuple):
-    """Points of one arm; NaN is unknown."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    look: str
-    """``line``, ``thin``, ``thin faint``, ``twin`` (dotted) or ``dots``."""
 
 
 def render_study(found: Sequence[StudyNumbers], name: str) -> str:
@@ -101,56 +80,3 @@ def draw_parameters(found: StudyNumbers) -> Picture:
         [[name, number("{:,.0f}", params), number("{:.3f}", loss)] for name, (params, loss) in ends.items()],
         f"Networks that cost {found.compute[-1]} to train. Line: static sizes.",
     )
-
-
-def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequence[Curve]) -> str:
-    """Draw curves over a logarithmic axis as SVG.
-
-    Args:
-        title: Title of the picture.
-        axis: Name of the axis.
-        labels: Tick labels by value.
-        curves: Curves to draw, the lowest first.
-    """
-    known = [point for curve in curves for point in curve.points if not any(map(math.isnan, point))]
-    bottom = _TOP + _HEIGHT
-    if not known:
-        return svg.drawing(
-            bottom, title, "no arm has a known loss", svg.text(_LEFT, 40, "nothing to show", "dim")
-        )
-    ends = [math.log2(x) for x, _ in known]
-    x = AxisScale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
-    y = AxisScale(*around([value for _, value in known], _TICKS), bottom, _TOP)
-    drawn, names = [], []
-    for curve in curves:
-        points = [None if math.isnan(value) else (x(math.log2(at)), y(value)) for at, value in curve.points]
-        seen = [point for point in points if point is not None]
-        is_dot = curve.look == "dots"
-        drawn.append(svg.path(svg.dots(seen), "dot small") if is_dot else svg.curve(points, curve.look))
-        if curve.name and seen:
-            names.append((curve, (seen[-1][0] if is_dot else x.stop) + 9, seen[-1][1]))
-    heights = apart([height for _, _, height in names])
-    return svg.drawing(
-        bottom + 46,
-        title,
-        f"{len(names)} lines; the lowest loss is {min(value for _, value in known):.3f}.",
-        y_axis(y, x.start, x.stop, most=_TICKS + 1),
-        value_axis(x, bottom, axis, _thinned(x, labels)),
-        *drawn,
-        *(
-            svg.text(at, height + 4, svg.shorten(curve.name, _LETTERS), _NAMES.get(curve.look, "halo"))
-            for (curve, at, _), height in zip(names, heights, strict=True)
-        ),
-    )
-
-
-def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
-    """Return tick labels by position on the axis, without labels that overlap the previous one."""
-    kept: dict[float, str] = {}
-    free = -math.inf
-    for value, text in sorted(labels.items()):
-        place, half = math.log2(value), svg.width_of(text) / 2
-        if x(place) - half >= free:
-            kept[place] = text
-            free = x(place) + half
-    return kept

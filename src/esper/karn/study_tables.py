@@ -61,7 +61,7 @@ class StudyNumbers(NamedTuple):
     @property
     def compute(self) -> list[str]:
         """Charged compute at each mark, as text."""
-        return [notation.flop(round(mark * self.budget)) for mark in self.marks]
+        return [notation.flop(mark * self.budget) for mark in self.marks]
 
     def excesses(self) -> dict[str, FloatArray]:
         """Return the excess loss of every arm over the reference, ``[training, rng seed, mark]``."""
@@ -191,7 +191,7 @@ def _percent(value: float) -> str:
 
 
 def _flop(value: float) -> str:
-    return notation.UNKNOWN if math.isnan(value) else notation.flop(round(value))
+    return notation.UNKNOWN if math.isnan(value) else notation.flop(value)
 
 
 def _text(text: Callable[[float], str], found: Interval) -> str:

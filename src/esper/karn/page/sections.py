@@ -257,7 +257,7 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
     validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.test_score)
-    costs = [notation.count(round(found.params.mean)), notation.flop(round(found.flops.mean))]
+    costs = [notation.count(round(found.params.mean)), notation.flop(found.flops.mean)]
     return [origin, notation.count(found.episodes), validation, val_ahead, test, test_ahead, *costs]
 
 
