@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from esper.karn import notation, run_result
-from esper.karn.metric import SCORE, Metric, metric_of
+from esper.karn.metric import SCORE, metric_of
 from esper.karn.questions.episode_selection import is_training, unfinished_episode
 from esper.karn.questions.overview import progress
 from esper.karn.run import Run
@@ -144,10 +144,10 @@ def comparison_text(found: Comparison) -> str:
             f"Against {name} ({_reached(found.result)}): episodes cannot be paired, since {found.unpaired}."
         )
     pairs = _counted(found.pairs, "episode")
-    test = "" if found.test_score is None else f", {gain_text(found.test_score)} on test"
+    test = "" if found.test_score is None else f", {SCORE.difference(found.test_score)} on test"
     return (
         f"Against {name}, in {pairs} begun alike:"
-        f" {gain_text(found.validation, metric)}{metric.unit} on validation{test}."
+        f" {metric.difference(found.validation)}{metric.unit} on validation{test}."
     )
 
 
@@ -165,7 +165,7 @@ def _evaluation_facts(evaluation: UpdateRow | None) -> list[Fact]:
 def _score_fact(episodes: Result, name: str) -> Fact:
     metric = episodes.metric
     twin = "no twin" if episodes.twin_score is None else f"twin {metric.text(episodes.twin_score.mean)}"
-    lead = "" if episodes.lead is None else f", {gain_text(episodes.lead, metric)}"
+    lead = "" if episodes.lead is None else f", {metric.difference(episodes.lead)}"
     return Fact(name, metric.estimate(episodes.validation), twin + lead)
 
 
@@ -196,11 +196,6 @@ def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str
 
 
 # --- number formats ---------------------------------------------------------------------------------
-
-
-def gain_text(value: Estimate, metric: Metric = SCORE) -> str:
-    """Format a mean difference with its interval."""
-    return metric.gain_with_error(value.mean, value.margin)
 
 
 def over(lead: float, spread: float | None = None) -> str:

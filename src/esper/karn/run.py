@@ -85,8 +85,7 @@ class Run:
         if row_type not in TABLE_OF:
             raise UnknownNameError("row type", row_type.__name__, (known.__name__ for known in TABLE_OF))
         table = TABLE_OF[row_type]
-        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}"'
-        query += ") found" if where is None else f" WHERE {where}) found"
+        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}" WHERE {where or "true"}) found'
         connection = self._tables.current([table, *views_in(where or "")])
         try:
             found = connection.execute(query, list(parameters)).fetchall()

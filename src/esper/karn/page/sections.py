@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.headline import comparison_text, conclude, gain_text
+from esper.karn.headline import comparison_text, conclude
 from esper.karn.metric import SCORE, metric_of
 from esper.karn.narrative import narrative_of
 from esper.karn.page.rendering import render
@@ -140,9 +140,8 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
     if not is_training(run):
         key = default_episode(run)
         return [] if key is None else [("", key)]
-    names = {key: name for name, key in reversed(notable_episodes(run).items())}
     found = []
-    for key, name in reversed(names.items()):
+    for name, key in notable_episodes(run).items():
         (row,) = run.rows(EpisodeRow, THIS_EPISODE, key)
         scores = f"score {notation.points(row.val_score)}, twin {notation.points(row.twin_val_score)}"
         found.append((f"{name.capitalize()} episode: {episode_name(run, key)}, {scores}", key))
@@ -225,9 +224,8 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
     for name, other in others:
         found = compare(run, other)
         sentence = comparison_text(found) if in_words else ""
-        ahead = [(found.validation, metric), (found.test_score, SCORE)]
-        texts = [notation.UNKNOWN if lead is None else gain_text(lead, by) for lead, by in ahead]
-        rows.append(_arm(name, other.row, found.result, *texts))
+        leads = metric.difference(found.validation), SCORE.difference(found.test_score)
+        rows.append(_arm(name, other.row, found.result, *leads))
     return section(
         "comparison",
         "comparison",

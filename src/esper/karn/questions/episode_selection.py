@@ -99,7 +99,7 @@ def default_episode(run: Run) -> EpisodeKey | None:
 
 
 def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
-    """Return the best, median and worst finished episode by validation score."""
+    """Return the best, median and worst finished episode by validation score, fewer if they coincide."""
     ranked = run.sql("SELECT env, episode, attempt FROM episode ORDER BY val_score, episode, env").fetchall()
-    names = {len(ranked) - 1: "best", len(ranked) // 2: "median", 0: "worst"} if ranked else {}
+    names = {0: "worst", len(ranked) // 2: "median", len(ranked) - 1: "best"} if ranked else {}
     return {name: EpisodeKey(*ranked[place]) for place, name in sorted(names.items(), reverse=True)}

@@ -33,8 +33,6 @@ class Interactions(NamedTuple):
     """Slots that were switched on and off."""
     score: float
     """Score with all slots on."""
-    scores: Mapping[Configuration, float]
-    """Score by configuration of these slots."""
     metric: Metric
     matrix: tuple[tuple[float | None, ...], ...]
     """Contribution of a slot on the diagonal, interaction of two slots elsewhere; None if unknown."""
@@ -65,7 +63,6 @@ def interactions(run: Run) -> Interactions | None:
         epoch=found[0][0],
         slots=tuple(run.row.slots[slot] for slot in switched),
         score=scores[everything],
-        scores=scores,
         metric=metric,
         matrix=tuple(
             tuple(metric.gained(_effect(scores, {first, second})) for second in range(len(switched)))
