@@ -89,13 +89,12 @@ def _unfinished(run: Run) -> str:
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
     """Return the best evaluation, and the last iteration against its twins."""
+    last = _iteration_text(number, episodes)
     if evaluation is None:
-        return f"The {_iteration_text(number, episodes)}"
+        return f"The {last}"
     score = notation.points(evaluation.evaluation_score)
-    return (
-        f"The best policy, that of iteration {evaluation.iteration}, scored {score} in its evaluation;"
-        f" the {_iteration_text(number, episodes)}"
-    )
+    best = f"The best policy, that of iteration {evaluation.iteration}, scored {score} in its evaluation"
+    return f"{best}; the {last}"
 
 
 def _contrast_sentences(run: Run, number: int) -> list[str]:
@@ -171,11 +170,14 @@ def _score_fact(episodes: Result, name: str) -> Fact:
 
 def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], purpose: str) -> list[Fact]:
     prediction = episodes.host_flops_per_sample, episodes.flops_per_sample
-    against = _against_compute(episodes, comparisons) or purpose
+    finished = [(one.run.row.name, one.result.flops.mean) for one in comparisons if one.result is not None]
+    if finished:
+        name, flops = finished[0]
+        purpose = f"{notation.factor(episodes.flops.mean, flops)} that of {name}"
     return [
         _growth_fact("parameters", episodes.host_params, episodes.params, notation.count),
         _growth_fact("compute for a prediction", *prediction, notation.flop),
-        Fact("compute of an episode", notation.flop(episodes.flops.mean), against),
+        Fact("compute of an episode", notation.flop(episodes.flops.mean), purpose),
         Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
     ]
 
@@ -184,15 +186,6 @@ def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int
     """Return the ratio of the grown network to the host."""
     change = f"{text(round(host.mean))} → {text(round(grown.mean))}"
     return Fact(name, notation.factor(grown.mean, host.mean), change)
-
-
-def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str:
-    """Return the compute relative to the first compared run with a result, empty if there is none."""
-    for found in comparisons:
-        if found.result is not None:
-            factor = notation.factor(episodes.flops.mean, found.result.flops.mean)
-            return f"{factor} that of {found.run.row.name}"
-    return ""
 
 
 # --- number formats ---------------------------------------------------------------------------------

@@ -139,36 +139,3 @@ def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
     placed = [start + gap * step for start, count in blocks for step in range(count)]
     found = dict(zip(order, placed, strict=True))
     return [found[index] for index in range(len(heights))]
-
-
-# --- names of lines and areas -----------------------------------------------------------------------
-
-
-class Label(NamedTuple):
-    """Text attached to a height."""
-
-    content: str
-    height: float
-    look: str = ""
-    """CSS class of the text, or of the area for a label of an area."""
-
-
-def draw_line_names(x: float, labels: Sequence[Label]) -> Markup:
-    """Draw the names of lines at their ends."""
-    heights = apart([label.height for label in labels])
-    pairs = zip(labels, heights, strict=True)
-    return svg.group(*(svg.text(x, height + 4, label.content, label.look) for label, height in pairs))
-
-
-def draw_area_names(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
-    """Draw the names of areas with colour samples, between ``highest`` and ``lowest`` if they fit."""
-    heights = apart([label.height for label in labels])
-    if heights:
-        shift = min(lowest - 5 - max(heights), 0.0)
-        shift = max(highest + 5 - min(heights), shift)
-        heights = [height + shift for height in heights]
-    drawn = [
-        svg.rectangle(x, height - 5, 10, 10, label.look) + svg.text(x + 15, height + 4, label.content)
-        for label, height in zip(labels, heights, strict=True)
-    ]
-    return svg.group(*drawn)

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, Label, around, draw_area_names, draw_line_names, x_axis, y_axis
+from esper.karn.drawing.axes import AxisScale, apart, around, x_axis, y_axis
 from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
@@ -21,6 +21,8 @@ _TOP: Final = 14.0
 _GAP: Final = 30.0
 """Height between panels."""
 _BOTTOM: Final = 28.0
+_NAME_LOOKS: Final = {"twin": "dim halo", "line": "strong halo"}
+"""CSS classes of a line's name, by the look of the line."""
 _FIRST: Final = 4.0
 """Top of the first strip."""
 _LETTERS: Final = 18
@@ -139,8 +141,8 @@ def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale
         svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
         *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
         *(_draw_line(line, bins, x, y, is_column=bool(panel.parts)) for line in panel.lines),
-        draw_line_names(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
-        draw_area_names(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
+        svg.group(*(() if panel.parts else _line_names(panel, min(at[-1], x.stop) + 8, y))),
+        svg.group(*_part_names(panel, x.stop + 10, y)),
     )
 
 
@@ -189,27 +191,27 @@ def _draw_parts(
             yield svg.path(stripes, "hatch", stroke_width=width)
 
 
-def _line_labels(panel: Panel, y: AxisScale) -> list[Label]:
-    labels = []
-    for line in panel.lines:
-        known = [value for value in line.values if value is not None]
-        if known and line.label != "" and not panel.parts:
-            look = {"twin": "dim halo", "line": "strong halo"}.get(line.look, "halo")
-            labels.append(Label(line.label or f"{line.name} {line.text(known[-1])}", y(known[-1]), look))
-    return labels
+def _line_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
+    """Draw the names of lines at their ends."""
+    known = [[value for value in line.values if value is not None] for line in panel.lines]
+    ends = [(line, own[-1]) for line, own in zip(panel.lines, known, strict=True) if own and line.label != ""]
+    heights = apart([y(value) for _, value in ends])
+    for (line, value), height in zip(ends, heights, strict=True):
+        name = line.label or f"{line.name} {line.text(value)}"
+        yield svg.text(x, height + 4, name, _NAME_LOOKS.get(line.look, "halo"))
 
 
-def _part_labels(panel: Panel, y: AxisScale) -> list[Label]:
-    if not panel.parts:
-        return []
-    labels = []
+def _part_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
+    """Draw the names of parts with colour samples, between the ends of the axis if they fit."""
     segments = stack([part.values[-1] for part in panel.parts])
-    for part, segment in zip(panel.parts, segments, strict=True):
+    shown = [pair for pair in zip(panel.parts, segments, strict=True) if pair[0].total != 0]
+    heights = apart([y(sum(segment) / 2) for _, segment in shown])
+    shift = min(y.start - 5 - max(heights, default=0.0), 0.0)
+    shift = max(y.stop + 5 - min(heights, default=0.0), shift)
+    for (part, _), height in zip(shown, heights, strict=True):
         value = part.values[-1] if part.total is None else part.total
-        if part.total != 0:
-            name = f"{svg.shorten(part.name, 12)} {part.text(value)}"
-            labels.append(Label(name, y(sum(segment) / 2), part.look))
-    return labels
+        yield svg.rectangle(x, height + shift - 5, 10, 10, part.look)
+        yield svg.text(x + 15, height + shift + 4, f"{svg.shorten(part.name, 12)} {part.text(value)}")
 
 
 def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
