@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
 
 from esper.karn.serve.folder import RunFolder
 
@@ -20,13 +19,6 @@ HEARTBEAT_CHECKS: Final = 15
 """Number of checks without changes after which a comment is sent, so that a dead connection is detected."""
 RETRY_MS: Final = 2000
 """Milliseconds after which a browser reconnects."""
-
-
-def events_response(folder: RunFolder, is_ending: Callable[[], bool]) -> StreamingResponse:
-    """Return a response that ends when the browser disconnects or the server stops."""
-    return StreamingResponse(
-        run_events(folder, is_ending), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-    )
 
 
 async def run_events(

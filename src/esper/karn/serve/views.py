@@ -6,37 +6,28 @@ run has new rows. Endpoints are plain functions that starlette runs on threads.
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from esper.karn.page import sections
 from esper.karn.page.rendering import render, render_page
 from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, parse_episode
-from esper.karn.questions.overview import Overview, overview
+from esper.karn.questions.overview import overview
+from esper.karn.runs import ListedRun
 from esper.karn.serve.answer_cache import AnswerCache, ReadingError
-from esper.karn.serve.event_stream import events_response
+from esper.karn.serve.event_stream import run_events
 from esper.karn.serve.folder import FoundRun, UnknownRunError
 from esper.leyline.errors import EsperError, UnknownNameError
 
 SECONDS_FOR_ROWS: Final = 0.5
 """Seconds after which the list leaves further runs unread; the browser asks again for them."""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
+NO_STORE: Final = {"Cache-Control": "no-store"}
 PENDING: Final = "panel pending"
 """CSS classes of a section that the browser loads later."""
-
-
-class Listed(NamedTuple):
-    """One row of the list of runs."""
-
-    id: str
-    name: str
-    state: str
-    overview: Overview | None = None
-    """None if the run was not read yet, or cannot be read."""
-    problem: str | None = None
 
 
 class Views:
@@ -60,7 +51,8 @@ class Views:
 
     async def events(self, request: Request) -> Response:
         """Stream the versions of the runs until the browser disconnects."""
-        return events_response(self._folder, self._is_ending)
+        events = run_events(self._folder, self._is_ending)
+        return StreamingResponse(events, media_type="text/event-stream", headers=NO_STORE)
 
     def list(self, request: Request) -> Response:
         """Return the page with the list of runs."""
@@ -132,14 +124,14 @@ class Views:
         listed.sort(key=lambda one: (one.state == "unread", one.state != "running"))
         return render("rows.html", runs=listed)
 
-    def _listed(self, found: FoundRun, end: float) -> Listed:
+    def _listed(self, found: FoundRun, end: float) -> ListedRun:
         if time.monotonic() > end and not self._cache.is_cached(found.id, "overview"):
-            return Listed(found.id, found.name, "unread")
+            return ListedRun(found.name, "unread", id=found.id)
         try:
             known = self._cache.ask(found.id, "overview", overview)
         except ReadingError as error:
-            return Listed(found.id, found.name, "unreadable", problem=str(error))
-        return Listed(found.id, found.name, known.progress.state, known)
+            return ListedRun(found.name, "damaged", problem=str(error), id=found.id)
+        return ListedRun(found.name, known.progress.state, known, id=found.id)
 
     def _both(self, request: Request) -> tuple[FoundRun, FoundRun]:
         ids: Sequence[str] = request.query_params.getlist("run")
@@ -162,7 +154,7 @@ class Views:
     def _answer(self, key: str, work_out: Callable[[], str]) -> Response:
         """Return a section, or the reason why it cannot be shown."""
         try:
-            return HTMLResponse(work_out(), headers={"Cache-Control": "no-store"})
+            return HTMLResponse(work_out(), headers=NO_STORE)
         except ReadingError as error:
             title = TITLES.get(key)
             return HTMLResponse(render("refusal.html", title=title, sentence=str(error)))
@@ -170,7 +162,7 @@ class Views:
     def _page(self, template: str, title: str, **content: Any) -> Response:
         return HTMLResponse(
             render_page(template, title=title, served=True, folder=self._folder.root.name, **content),
-            headers={"Cache-Control": "no-store"},
+            headers=NO_STORE,
         )
 
     def refusal(self, request: Request, error: Exception) -> Response:
