@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale, apart, around, x_axis, y_axis
+from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
@@ -91,12 +92,15 @@ class Chart(NamedTuple):
     description: str
     found: Series
     panels: Sequence[Panel]
+    table: tuple[list[str], list[list[str]]]
+    """Columns and rows of the same numbers."""
+    caption: str
     room: float = 150.0
     """Width of the labels on the right."""
 
 
-def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Markup:
-    """Draw a chart as SVG.
+def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Picture:
+    """Draw a chart.
 
     Args:
         chart_of: Function from series to the specification of the chart.
@@ -115,14 +119,9 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | 
         if values:
             drawn.append(draw_panel(found.bins, panel, x, panel_scale(panel, values, top, bottom)))
         top = bottom + _GAP
-    return svg.drawing(
-        bottom + _BOTTOM,
-        chart.title,
-        chart.description,
-        x_axis(x, bottom, found.axis, top=_TOP),
-        *drawn,
-        svg.group(*_hover(chart, x, bottom), class_="hits"),
-    )
+    axis, hits = x_axis(x, bottom, found.axis, top=_TOP), svg.group(*_hover(chart, x, bottom), class_="hits")
+    drawing = svg.drawing(bottom + _BOTTOM, chart.title, chart.description, axis, *drawn, hits)
+    return Picture(drawing, *chart.table, chart.caption)
 
 
 def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> AxisScale:

@@ -52,28 +52,23 @@ def ops_of(found: Series) -> list[str]:
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 
-def draw_choices(found: Series, compared: Series | None = None) -> Picture:
-    """Draw the share of each op as stacked columns."""
-    ops = {name: op_name(name) for name in ops_of(found)}
-    shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
-    table = series_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count})
-    legend = "Striped: nothing but waiting was legal. Above: what failed."
-    if found.last(FORCED) is None:
-        legend = "Decisions were not recorded one by one: forced and failed are unknown."
-    return Picture(draw(_choices_chart, found, compared), *table, f"Shares of all decisions. {legend}")
-
-
 def op_name(op: str) -> str:
     """Return a readable name of an op, short enough for a label."""
     return op.lower().replace("_", " ").removesuffix(" target")
 
 
-def _choices_chart(found: Series) -> Chart:
+def choices_chart(found: Series) -> Chart:
+    """Return the chart of the share of each op; forced decisions are striped, failures are above."""
     parts = []
     for op in ops_of(found):
         total, forced = _overall(found, op), found[f"{op} {FORCED}"]
         parts.append(StackedPart(op_name(op), found[op], notation.share, _look(op), total, forced))
     failed = StackedPart(FAILED, found[FAILED], notation.share, "error", _overall(found, FAILED))
+    ops = {name: op_name(name) for name in ops_of(found)}
+    shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
+    legend = "Striped: nothing but waiting was legal. Above: what failed."
+    if found.last(FORCED) is None:
+        legend = "Decisions were not recorded one by one: forced and failed are unknown."
     return Chart(
         title="Mix of ops",
         description=", ".join(f"{part.name} {notation.share(part.total)}" for part in parts if part.total),
@@ -82,6 +77,8 @@ def _choices_chart(found: Series) -> Chart:
             Panel(16, parts=[failed], zero=True, optional=True, ticks=1, unit_size=0.01),
             Panel(170, parts=parts, zero=True, most=1.0, ticks=2, unit="%", unit_size=0.01),
         ],
+        table=series_table(replace(found, values=shown), notation.share, {DECISIONS: notation.count}),
+        caption=f"Shares of all decisions. {legend}",
         room=168,
     )
 
@@ -110,13 +107,8 @@ def reward(run: Run) -> Series | None:
     return query_series(run, "update", columns, where=known, position="iteration", parameters=terms)
 
 
-def draw_reward(found: Series, compared: Series | None = None) -> Picture:
-    """Draw one column per iteration, and the sum as a line."""
-    caption = "Mean reward terms per episode; line: their sum."
-    return Picture(draw(_reward_chart, found, compared), *series_table(found, _signed), caption)
-
-
-def _reward_chart(found: Series) -> Chart:
+def reward_chart(found: Series) -> Chart:
+    """Return the chart of the reward terms, and of their sum as a line."""
     terms = [name for name in found.values if name != SUM]
     parts = [StackedPart(name, found[name], _signed, part_look(index)) for index, name in enumerate(terms)]
     return Chart(
@@ -124,6 +116,8 @@ def _reward_chart(found: Series) -> Chart:
         description=", ".join(f"{name} {_signed(found.last(name))}" for name in terms),
         found=found,
         panels=[Panel(180, [ChartLine(SUM, found[SUM], _signed, "thin")], parts=parts, zero=True)],
+        table=series_table(found, _signed),
+        caption="Mean reward terms per episode; line: their sum.",
         room=190,
     )
 
@@ -152,11 +146,7 @@ def draw_times(found: Series, compared: Series | None = None) -> Picture:
         value or 0.0 for one in (found, compared) if one for course in one.values.values() for value in course
     ]
     unit, size = ("s", 1000.0) if max(held) >= 1000 else ("ms", 1.0)
-    return Picture(
-        draw(partial(_times_chart, unit=unit, size=size), found, compared),
-        *series_table(found, notation.duration),
-        f"Mean time per {found.axis}; on the right, over the whole run.",
-    )
+    return draw(partial(_times_chart, unit=unit, size=size), found, compared)
 
 
 def _times_chart(found: Series, unit: str, size: float) -> Chart:
@@ -169,5 +159,7 @@ def _times_chart(found: Series, unit: str, size: float) -> Chart:
         description=", ".join(f"{part.name} {notation.duration(part.total)}" for part in parts),
         found=found,
         panels=[Panel(140, parts=parts, zero=True, ticks=3, unit=unit, unit_size=size)],
+        table=series_table(found, notation.duration),
+        caption=f"Mean time per {found.axis}; on the right, over the whole run.",
         room=190,
     )
