@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from esper.karn import notation, run_result
 from esper.karn.metric import SCORE, metric_of
-from esper.karn.questions.episode_selection import is_training, unfinished_episode
+from esper.karn.questions.episode_selection import unfinished_episode
 from esper.karn.questions.overview import progress
 from esper.karn.run import Run
 from esper.karn.run_result import Comparison, Result
@@ -33,11 +33,11 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     """Return headline, sentences and key figures of a run, with comparisons if there are any."""
     rows = run_result.final_rows(run)
     episodes = run_result.result(run, rows)
-    evaluation = run_result.best_evaluation(run) if is_training(run) else None
+    evaluation = run_result.best_evaluation(run) if run.is_training else None
     sentences = [how_far_text(run)]
     if episodes is None:
         return Conclusion(_unfinished(run), sentences, [])
-    if is_training(run):
+    if run.is_training:
         number = rows[0].iteration or 0
         headline = _trained_headline(evaluation, episodes, number)
         sentences += _contrast_sentences(run, number)
@@ -69,7 +69,7 @@ def how_far_text(run: Run) -> str:
 
 def _unfinished(run: Run) -> str:
     """Return the headline of a run without a result."""
-    if is_training(run):
+    if run.is_training:
         if run_result.broken_episodes(run):
             return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
         return "No iteration is done, so there is no result."

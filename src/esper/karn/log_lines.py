@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.palette import LOOKS
-from esper.karn.questions.episode_selection import EpisodeKey, is_training
+from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.learning_curves import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
@@ -60,14 +60,14 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     rows.sort(key=lambda row: row.t)
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
-    grown = growth(run, joined=False) if is_training(run) and rows else None
+    grown = growth(run, joined=False) if run.is_training and rows else None
     twins = zip(grown.bins, grown["twin"], strict=True) if grown else ()
     twin_at = {bin_.last: twin for bin_, twin in twins}
     return [_entry(run, row, moves, twin_at) for row in rows]
 
 
 def _logged_types(run: Run) -> tuple[type[Row], ...]:
-    return (UpdateRow, AlertRow) if is_training(run) else (TransitionRow, EpochRow, EpisodeRow, AlertRow)
+    return (UpdateRow, AlertRow) if run.is_training else (TransitionRow, EpochRow, EpisodeRow, AlertRow)
 
 
 def _fresh_rows(run: Run, kind: type[Row], fresh: Collection[Stamp]) -> list[Row]:

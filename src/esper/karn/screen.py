@@ -18,7 +18,7 @@ from esper.karn.log_lines import finding, op_label
 from esper.karn.palette import LOOKS, SEVERITIES
 from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.breakdowns import choices, ops_of
-from esper.karn.questions.episode_selection import EpisodeKey, default_episode, is_training
+from esper.karn.questions.episode_selection import EpisodeKey, default_episode
 from esper.karn.questions.learning_curves import improvement
 from esper.karn.questions.overview import Overview, RunProgress, done_text, overview
 from esper.karn.questions.policy_health import LOW_ENTROPY, beyond, heads, health
@@ -48,7 +48,7 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     scores = _scores(found, columns)
     sections: list[RenderableType] = [_head(found.row, found.progress), scores]
     chosen = default_episode(run)
-    if is_training(run):
+    if run.is_training:
         _add_returns(scores, run, columns)
         sections += _policy(run)
         chosen = chosen if env is None else EpisodeKey(env, max(found.progress.done - 1, 0))

@@ -86,7 +86,7 @@ def y_axis(scale: AxisScale, left: float, right: float, most: int = 5, unit_size
     return svg.group(svg.path(lines, "grid"), *numbers)
 
 
-def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
+def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None) -> Markup:
     """Draw the bottom axis with integer ticks and its name at the end.
 
     Args:
@@ -94,9 +94,8 @@ def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most
         y: Height of the axis.
         name: Name of the axis.
         top: Upper end of vertical grid lines; None draws no grid.
-        most: Largest number of ticks.
     """
-    values = ticks(scale.low, scale.high, most, whole=True)
+    values = ticks(scale.low, scale.high, 8, whole=True)
     marks = "".join(f"M{svg.number(scale(value))} {svg.number(y)}v4" for value in values)
     foot = f" {svg.number(y)}V"
     rise = "".join(f"M{svg.number(scale(at))}{foot}{svg.number(top)}" for at in values if top is not None)

@@ -9,7 +9,6 @@ from esper.karn.drawing.chart import Chart, ChartLine, Panel, StackedPart, draw
 from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.drawing.style import part_look
 from esper.karn.palette import OP_STAGES
-from esper.karn.questions.episode_selection import is_training
 from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 from esper.karn.statistics import mean
@@ -36,9 +35,9 @@ def choices(run: Run) -> Series | None:
     shares = {name: f"count(*) FILTER ({which}) / count(*)" for name, which in conditions.items()}
     # A decision precedes the epoch that it affects; one more may follow the last epoch.
     epoch = "epoch + 1" if run.row.horizon is None else f"least(epoch + 1, {run.row.horizon})"
-    position = "iteration" if is_training(run) else epoch
+    position = "iteration" if run.is_training else epoch
     found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, position=position)
-    if found is not None or not is_training(run):
+    if found is not None or not run.is_training:
         return found
     # Without decision rows, episode rows still count how often each op was chosen.
     total = "nullif(sum(list_sum(op_counts)), 0)"
@@ -127,7 +126,7 @@ def reward_chart(found: Series) -> Chart:
 
 def times(run: Run) -> Series | None:
     """Return the mean milliseconds per phase, the longest phase first; None if no time was recorded."""
-    table = "update" if is_training(run) else "epoch"
+    table = "update" if run.is_training else "epoch"
     named = run.sql(
         f"""
         SELECT phase, sum(ms) AS total

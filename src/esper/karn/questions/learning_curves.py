@@ -8,7 +8,7 @@ from esper.karn import notation
 from esper.karn.drawing.chart import Chart, ChartLine, Panel
 from esper.karn.drawing.picture import series_table
 from esper.karn.metric import metric_of
-from esper.karn.questions.episode_selection import IN_A_COMPLETE_ITERATION, LASTED, is_training
+from esper.karn.questions.episode_selection import IN_A_COMPLETE_ITERATION, LASTED
 from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 
@@ -22,7 +22,7 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
     """
     metric = metric_of(run.row).column
     table, twin, where, averaged = "epoch", "twin_score", "true", "true"
-    if is_training(run):
+    if run.is_training:
         table, twin, where, averaged = "episode", "twin_val_score", IN_A_COMPLETE_ITERATION, LASTED
     means = {"score": metric, "twin": twin, "parameters": "params"}
     columns = {
@@ -106,7 +106,7 @@ _signed = partial(notation.gain, decimals=2)
 
 def improvement(run: Run) -> Series | None:
     """Return the returns and scores of a training by iteration; None before the first update."""
-    return query_series(run, _TABLE, _COLUMNS) if is_training(run) else None
+    return query_series(run, _TABLE, _COLUMNS) if run.is_training else None
 
 
 def improvement_chart(found: Series) -> Chart:

@@ -79,9 +79,8 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
             config=_configuration(run),
             dir=str(out),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            settings=wandb.Settings(
-                console="off", x_disable_stats=True
-            ),  # the run's hardware is not this machine
+            # No statistics of this machine: the run used another one.
+            settings=wandb.Settings(console="off", x_disable_stats=True),
         )
     except wandb.Error as error:
         raise ExportError(f"Weights & Biases did not begin a run: {error}") from error
