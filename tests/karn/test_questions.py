@@ -17,11 +17,11 @@ from esper.karn.questions.episode_selection import (
     notable_episodes,
 )
 from esper.karn.questions.honesty import honesty
-from esper.karn.questions.interactions import interactions
 from esper.karn.questions.learning_curves import growth, improvement
 from esper.karn.questions.overview import progress
 from esper.karn.questions.policy_health import beyond, heads, health
 from esper.karn.questions.series import MOST_POINTS
+from esper.karn.questions.worth import interactions
 from esper.karn.run import Run, open_run
 from esper.karn.run_result import differences
 from esper.leyline import OP_NAMES

@@ -8,11 +8,10 @@ from esper.karn.drawing.picture import Figure
 from esper.karn.questions.alerts import alerts, draw_alerts
 from esper.karn.questions.breakdowns import choices, choices_chart, draw_times, reward, reward_chart, times
 from esper.karn.questions.honesty import draw_honesty, honesty
-from esper.karn.questions.interactions import draw_interactions, interactions
 from esper.karn.questions.learning_curves import growth, growth_chart, improvement, improvement_chart
 from esper.karn.questions.policy_health import draw_heads, draw_health, heads, health
 from esper.karn.questions.slot_lanes import draw_lanes, lanes
-from esper.karn.questions.worth import draw_worth, worth
+from esper.karn.questions.worth import draw_interactions, draw_worth, interactions, worth
 from esper.leyline.errors import UnknownNameError
 
 FIGURES: Final[tuple[Figure, ...]] = (

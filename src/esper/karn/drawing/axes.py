@@ -8,6 +8,10 @@ from markupsafe import Markup
 
 from esper.karn.drawing import svg
 
+LEFT: Final = 62.0
+"""Left end of the horizontal axis of most pictures."""
+TOP: Final = 14.0
+"""Upper end of the first vertical axis."""
 _TINY: Final = 1e-300
 """Ranges below this size count as empty, because their steps would underflow to 0."""
 

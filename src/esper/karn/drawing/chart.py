@@ -10,15 +10,13 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, apart, around, x_axis, y_axis
+from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, x_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
 Segment = tuple[float, float]
 """(start, end) of a part of a column."""
-_LEFT: Final = 62.0
-_TOP: Final = 14.0
 _GAP: Final = 30.0
 """Height between panels."""
 _BOTTOM: Final = 28.0
@@ -108,8 +106,8 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | 
         compared: Series of a second run that the axes must include.
     """
     chart, other = chart_of(found), chart_of(compared) if compared else None
-    x = AxisScale(0, max(found.end, compared.end if compared else 0), _LEFT, svg.WIDTH - chart.room)
-    top, drawn, bottom = _TOP, [], _TOP
+    x = AxisScale(0, max(found.end, compared.end if compared else 0), LEFT, svg.WIDTH - chart.room)
+    top, drawn, bottom = TOP, [], TOP
     for index, panel in enumerate(chart.panels):
         values = [*panel.reached(), *(other.panels[index].reached() if other else ())]
         if panel.optional and not any(values):
@@ -119,7 +117,7 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | 
         if values:
             drawn.append(draw_panel(found.bins, panel, x, panel_scale(panel, values, top, bottom)))
         top = bottom + _GAP
-    axis, hits = x_axis(x, bottom, found.axis, top=_TOP), svg.group(*_hover(chart, x, bottom), class_="hits")
+    axis, hits = x_axis(x, bottom, found.axis, top=TOP), svg.group(*_hover(chart, x, bottom), class_="hits")
     drawing = svg.drawing(bottom + _BOTTOM, chart.title, chart.description, axis, *drawn, hits)
     return Picture(drawing, *chart.table, chart.caption)
 
@@ -227,7 +225,7 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
         title = svg.element("title", f"{chart.found.axis} {bin_}: {values}")
-        yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
+        yield svg.rectangle(left, TOP, right - left, bottom - TOP, None, title)
 
 
 # --- stacked columns --------------------------------------------------------------------------------

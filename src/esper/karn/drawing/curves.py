@@ -7,12 +7,10 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, apart, around, value_axis, y_axis
+from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, value_axis, y_axis
 
-TOP: Final = 14.0
 FOOT: Final = 46.0
 """Height of the tick labels and the name of the axis below a panel."""
-_LEFT: Final = 62.0
 _ROOM: Final = 170.0
 """Width of the names on the right."""
 _HEIGHT: Final = 300.0
@@ -46,7 +44,7 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
     """
     losses = [loss for curve in curves for _, loss in curve.known]
     if not losses:
-        nothing = svg.text(_LEFT, 40, "nothing to show", "dim")
+        nothing = svg.text(LEFT, 40, "nothing to show", "dim")
         return svg.drawing(TOP + _HEIGHT, title, "no arm has a known loss", nothing)
     named = sum(bool(curve.name and curve.known) for curve in curves)
     description = f"{named} lines; the lowest loss is {min(losses):.3f}."
@@ -59,7 +57,7 @@ def curve_panel(
     """Draw curves with their axes and names; at least one point must be known."""
     known = [point for curve in curves for point in curve.known]
     places = [math.log2(at) for at, _ in known]
-    x = AxisScale(min(places), max(places), _LEFT, svg.WIDTH - _ROOM)
+    x = AxisScale(min(places), max(places), LEFT, svg.WIDTH - _ROOM)
     y = AxisScale(*around([value for _, value in known], _TICKS), top + height, top)
     drawn, names = [], []
     for curve in curves:

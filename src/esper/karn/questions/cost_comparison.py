@@ -8,7 +8,8 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.curves import FOOT, TOP, Curve, curve_panel
+from esper.karn.drawing.axes import TOP
+from esper.karn.drawing.curves import FOOT, Curve, curve_panel
 from esper.karn.drawing.picture import Picture
 from esper.karn.metric import SCORE, Metric
 from esper.karn.run import Run

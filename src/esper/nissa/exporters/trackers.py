@@ -25,7 +25,7 @@ class TrackerExporter:
     """Logs points to a run of a tracker."""
 
     log: Callable[[dict[str, float], int], object]
-    finish: Callable[[], object]
+    close: Callable[[], object]
     view: str
     """Command that shows the export."""
 
@@ -35,9 +35,6 @@ class TrackerExporter:
 
     def flush(self) -> None:
         """Do nothing; trackers flush by themselves."""
-
-    def close(self) -> None:
-        self.finish()
 
 
 def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExporter:
