@@ -1,13 +1,16 @@
-"""HTML pages of the server: list of runs, one run, comparison of two runs, and their sections.
+"""Views of the server: list of runs, one run, comparison of two runs, their sections, and server-sent events.
 
 A page is loaded without its sections. The browser loads a section when it becomes visible, and again when its
 run has new rows. Endpoints are plain functions that starlette runs on threads.
 """
 
+import asyncio
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -18,10 +21,15 @@ from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Gr
 from esper.karn.questions.overview import overview
 from esper.karn.runs import ListedRun
 from esper.karn.serve.answer_cache import AnswerCache, ReadingError
-from esper.karn.serve.event_stream import run_events
-from esper.karn.serve.folder import FoundRun, UnknownRunError
+from esper.karn.serve.folder import FoundRun, RunFolder, UnknownRunError
 from esper.leyline.errors import EsperError, UnknownNameError
 
+SECONDS: Final = 1.0
+"""Seconds between two checks of the folder."""
+HEARTBEAT_CHECKS: Final = 15
+"""Number of checks without changes after which a comment is sent, so that a dead connection is detected."""
+RETRY_MS: Final = 2000
+"""Milliseconds after which a browser reconnects."""
 SECONDS_FOR_ROWS: Final = 0.5
 """Seconds after which the list leaves further runs unread; the browser asks again for them."""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
@@ -170,3 +178,28 @@ class Views:
         page = self._page("problem.html", "esper", sentence=str(error))
         page.status_code = 404 if isinstance(error, UnknownNameError | UnknownRunError) else 400
         return page
+
+
+# --- server-sent events -----------------------------------------------------------------------------
+
+
+async def run_events(
+    folder: RunFolder, is_ending: Callable[[], bool], seconds: float = SECONDS
+) -> AsyncIterator[str]:
+    """Yield the events of one connection as text: the version of every run.
+
+    Every event contains all runs, so an interrupted connection loses nothing. An event is sent at the start
+    and whenever a run appears, changes or disappears; otherwise a comment is sent now and then.
+    """
+    yield f"retry: {RETRY_MS}\n"
+    known, quiet = None, 0
+    while not is_ending():
+        runs = await run_in_threadpool(folder.runs)
+        found = {id: run.version for id, run in runs.items()}
+        quiet = quiet + 1 if found == known else 0
+        if not quiet:
+            yield f"event: runs\ndata: {json.dumps(found)}\n\n"
+        elif quiet % HEARTBEAT_CHECKS == 0:
+            yield ": nothing new\n\n"
+        known = found
+        await asyncio.sleep(seconds)
