@@ -4,12 +4,12 @@ A run writes a line per epoch, per logged stage change and per episode; a traini
 write a line per alert.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.palette import LOOKS
+from esper.karn.palette import LOOKS, op_look
 from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.learning_curves import growth
 from esper.karn.run import Run
@@ -19,12 +19,6 @@ from esper.leyline.stages import Stage
 
 LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """Stages whose start is logged."""
-_SHORT_OPS: Final[Mapping[str, str]] = {
-    "GERMINATE": "germ",
-    "SET_ALPHA_TARGET": "alpha",
-    "FOSSILIZE": "foss",
-    "ADVANCE": "adv",
-}
 Stamp = tuple[str, float]
 """Table and time of a row. A resumed training rewrites iterations with new times."""
 
@@ -88,11 +82,6 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
 
 
 # --- lines ------------------------------------------------------------------------------------------
-
-
-def op_label(name: str) -> str:
-    """Return a short name of an op."""
-    return _SHORT_OPS.get(name, name.lower())
 
 
 def first_lines(run: RunRow) -> list[str]:
@@ -170,7 +159,7 @@ def _iteration_line(row: UpdateRow, twin_score: float | None, run: RunRow, secon
         f"kl {notation.points(row.approx_kl, 3)}",
         f"ev {notation.gain(row.explained_variance, 2)}",
         f"entropy {notation.points(row.entropy, 2)}",
-        " ".join(f"{op_label(name)} {notation.share(part)}" for name, part in shares if part),
+        " ".join(f"{op_look(name).label} {notation.share(part)}" for name, part in shares if part),
     ]
     if row.evaluation_return is not None:
         score = notation.points(row.evaluation_score)

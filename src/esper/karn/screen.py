@@ -14,8 +14,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.log_lines import finding, op_label
-from esper.karn.palette import LOOKS, SEVERITIES
+from esper.karn.log_lines import finding
+from esper.karn.palette import LOOKS, SEVERITIES, op_look
 from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.breakdowns import choices, ops_of
 from esper.karn.questions.episode_selection import EpisodeKey, default_episode
@@ -117,7 +117,9 @@ def _policy(run: Run) -> list[RenderableType]:
             _reading(m.name.replace("_", " "), healthy.series.last(m.name), m.low, m.high) for m in metrics
         ],
         "entropy": [_reading(name, entropies.last(name), LOW_ENTROPY) for name in entropies.values],
-        "ops": [Text(f"{op_label(name)} {notation.share(chosen.last(name))}") for name in ops_of(chosen)],
+        "ops": [
+            Text(f"{op_look(name).label} {notation.share(chosen.last(name))}") for name in ops_of(chosen)
+        ],
     }
     return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]
 

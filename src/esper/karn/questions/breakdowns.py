@@ -8,7 +8,7 @@ from esper.karn import notation
 from esper.karn.drawing.chart import Chart, ChartLine, Panel, StackedPart, draw
 from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.drawing.style import part_look
-from esper.karn.palette import OP_STAGES
+from esper.karn.palette import op_look
 from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 from esper.karn.statistics import mean
@@ -90,7 +90,7 @@ def _overall(found: Series, name: str) -> float:
 
 
 def _look(op: str) -> str:
-    stage = OP_STAGES.get(op, Stage.UNKNOWN)
+    stage = op_look(op).stage
     return "idle" if stage is Stage.DORMANT else stage.name.lower()
 
 
