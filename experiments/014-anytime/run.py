@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from esper.karn.drawing.curves import Curve, draw_curves
 from esper.karn.drawing.picture import Picture
 from esper.karn.resampling import FloatArray, excess, merit, merit_interval, merit_ratio
-from esper.karn.study_page import Curve, draw_curves
 from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
 from esper.tolaria.budget_marks import MARKS, run_anytime

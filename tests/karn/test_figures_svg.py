@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale, apart, around, tick_texts, ticks
 from esper.karn.drawing.chart import stack
-from esper.karn.palette import OP_STAGES
+from esper.karn.palette import OPS
 from esper.leyline import OP_NAMES
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
@@ -114,4 +114,4 @@ def test_stack_puts_positive_parts_above_and_negative_parts_below_zero():
 
 
 def test_every_op_has_the_look_of_a_stage():
-    assert set(OP_STAGES) == set(OP_NAMES)
+    assert set(OPS) == set(OP_NAMES)

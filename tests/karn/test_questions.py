@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from esper.files.writer_lock import WriterLock
-from esper.karn.questions.breakdowns import reward, times
-from esper.karn.questions.choices import choices
+from esper.karn.questions.breakdowns import choices, reward, times
 from esper.karn.questions.cost_comparison import verdict
 from esper.karn.questions.episode_selection import (
     EpisodeKey,
@@ -18,11 +17,11 @@ from esper.karn.questions.episode_selection import (
     notable_episodes,
 )
 from esper.karn.questions.honesty import honesty
-from esper.karn.questions.interactions import interactions
 from esper.karn.questions.learning_curves import growth, improvement
 from esper.karn.questions.overview import progress
 from esper.karn.questions.policy_health import beyond, heads, health
 from esper.karn.questions.series import MOST_POINTS
+from esper.karn.questions.worth import interactions
 from esper.karn.run import Run, open_run
 from esper.karn.run_result import differences
 from esper.leyline import OP_NAMES
@@ -84,7 +83,7 @@ def test_notable_episodes_are_best_median_and_worst(training, training_rows, tmp
         "worst": EpisodeKey(ranked[0].env, ranked[0].episode),
     }
     two = opened(tmp_path, made_run.run_rows(episodes=2, horizon=3))
-    assert set(notable_episodes(two).values()) == {EpisodeKey(0, 0), EpisodeKey(0, 1)}
+    assert set(notable_episodes(two)) == {"best", "worst"}
 
 
 def test_second_attempt_belongs_to_the_iteration_of_the_failed_episode(tmp_path):
@@ -98,7 +97,7 @@ def test_second_attempt_belongs_to_the_iteration_of_the_failed_episode(tmp_path)
 
     assert [episode.iteration for episode in episodes(run)] == [1, 1, 2, 2]
     assert growth(run)["episodes"] == (2, 2)
-    assert episode_name(EpisodeKey(1, 1, 1), trained=True) == "iteration 2, environment 1, attempt 2"
+    assert episode_name(run, EpisodeKey(1, 1, 1)) == "iteration 2, environment 1, attempt 2"
 
 
 # --- progress ---------------------------------------------------------------------------------------

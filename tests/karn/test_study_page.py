@@ -5,8 +5,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from esper.karn.study_page import render_study, study_pictures
-from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
+from esper.karn.study_page import ArmNumbers, StudyNumbers, render_study, study_pictures, study_tables
 from tests.karn.page import read_page
 
 FLOPS = {

@@ -11,9 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from esper.leyline.columns import COLUMNS, TABLE_OF
 from esper.leyline.rows import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
-from esper.nissa.exporters.event_file import EventFile, scalar
 from esper.nissa.exporters.points import LIST_NAMES, STEP_COLUMNS, ExportError, exported_types, points_of
-from esper.nissa.exporters.tensorboard import TensorBoardExporter
+from esper.nissa.exporters.tensorboard import EventFile, TensorBoardExporter, scalar
 from esper.nissa.exporters.trackers import trackio_exporter, wandb_exporter
 from tests.karn import fake_run
 from tests.nissa.event_files import events_in, points_expected, points_in

@@ -1,29 +1,28 @@
 """All figures of a run in display order: each answers one question with a picture."""
 
+from functools import partial
 from typing import Final
 
-from esper.karn.drawing.lanes import draw_lanes
+from esper.karn.drawing.chart import draw
 from esper.karn.drawing.picture import Figure
 from esper.karn.questions.alerts import alerts, draw_alerts
-from esper.karn.questions.breakdowns import draw_reward, draw_times, reward, times
-from esper.karn.questions.choices import choices, draw_choices
+from esper.karn.questions.breakdowns import choices, choices_chart, draw_times, reward, reward_chart, times
 from esper.karn.questions.honesty import draw_honesty, honesty
-from esper.karn.questions.interactions import draw_interactions, interactions
-from esper.karn.questions.learning_curves import draw_growth, draw_improvement, growth, improvement
+from esper.karn.questions.learning_curves import growth, growth_chart, improvement, improvement_chart
 from esper.karn.questions.policy_health import draw_heads, draw_health, heads, health
-from esper.karn.questions.slot_lanes import lanes
-from esper.karn.questions.worth import draw_worth, worth
+from esper.karn.questions.slot_lanes import draw_lanes, lanes
+from esper.karn.questions.worth import draw_interactions, draw_worth, interactions, worth
 from esper.leyline.errors import UnknownNameError
 
 FIGURES: Final[tuple[Figure, ...]] = (
-    Figure("growth", "Does growth pay?", growth, draw_growth),
+    Figure("growth", "Does growth pay?", growth, partial(draw, growth_chart)),
     Figure("lanes", "What does the network look like?", lanes, draw_lanes),
     Figure("worth", "Are seeds worth their cost?", worth, draw_worth),
-    Figure("improvement", "Is the controller improving?", improvement, draw_improvement),
+    Figure("improvement", "Is the controller improving?", improvement, partial(draw, improvement_chart)),
     Figure("health", "Is PPO healthy?", health, draw_health),
     Figure("heads", "Is a head dead?", heads, draw_heads),
-    Figure("choices", "What does the controller choose?", choices, draw_choices),
-    Figure("reward", "Which terms make up the reward?", reward, draw_reward),
+    Figure("choices", "What does the controller choose?", choices, partial(draw, choices_chart)),
+    Figure("reward", "Which terms make up the reward?", reward, partial(draw, reward_chart)),
     Figure("honesty", "Is the reward honest?", honesty, draw_honesty),
     Figure("alerts", "What is wrong, and since when?", alerts, draw_alerts),
     Figure("times", "Where does the time go?", times, draw_times),

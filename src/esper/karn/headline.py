@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from esper.karn import notation, run_result
-from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.questions.episode_selection import is_training, unfinished_episode
+from esper.karn.metric import SCORE, metric_of
+from esper.karn.questions.episode_selection import unfinished_episode
 from esper.karn.questions.overview import progress
 from esper.karn.run import Run
 from esper.karn.run_result import Comparison, Result
@@ -33,11 +33,11 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
     """Return headline, sentences and key figures of a run, with comparisons if there are any."""
     rows = run_result.final_rows(run)
     episodes = run_result.result(run, rows)
-    evaluation = run_result.best_evaluation(run) if is_training(run) else None
+    evaluation = run_result.best_evaluation(run) if run.is_training else None
     sentences = [how_far_text(run)]
     if episodes is None:
         return Conclusion(_unfinished(run), sentences, [])
-    if is_training(run):
+    if run.is_training:
         number = rows[0].iteration or 0
         headline = _trained_headline(evaluation, episodes, number)
         sentences += _contrast_sentences(run, number)
@@ -69,7 +69,7 @@ def how_far_text(run: Run) -> str:
 
 def _unfinished(run: Run) -> str:
     """Return the headline of a run without a result."""
-    if is_training(run):
+    if run.is_training:
         if run_result.broken_episodes(run):
             return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
         return "No iteration is done, so there is no result."
@@ -89,13 +89,12 @@ def _unfinished(run: Run) -> str:
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
     """Return the best evaluation, and the last iteration against its twins."""
+    last = _iteration_text(number, episodes)
     if evaluation is None:
-        return f"The {_iteration_text(number, episodes)}"
+        return f"The {last}"
     score = notation.points(evaluation.evaluation_score)
-    return (
-        f"The best policy, that of iteration {evaluation.iteration}, scored {score} in its evaluation;"
-        f" the {_iteration_text(number, episodes)}"
-    )
+    best = f"The best policy, that of iteration {evaluation.iteration}, scored {score} in its evaluation"
+    return f"{best}; the {last}"
 
 
 def _contrast_sentences(run: Run, number: int) -> list[str]:
@@ -144,10 +143,10 @@ def comparison_text(found: Comparison) -> str:
             f"Against {name} ({_reached(found.result)}): episodes cannot be paired, since {found.unpaired}."
         )
     pairs = _counted(found.pairs, "episode")
-    test = "" if found.test_score is None else f", {gain_text(found.test_score)} on test"
+    test = "" if found.test_score is None else f", {SCORE.difference(found.test_score)} on test"
     return (
         f"Against {name}, in {pairs} begun alike:"
-        f" {gain_text(found.validation, metric)}{metric.unit} on validation{test}."
+        f" {metric.difference(found.validation)}{metric.unit} on validation{test}."
     )
 
 
@@ -165,17 +164,20 @@ def _evaluation_facts(evaluation: UpdateRow | None) -> list[Fact]:
 def _score_fact(episodes: Result, name: str) -> Fact:
     metric = episodes.metric
     twin = "no twin" if episodes.twin_score is None else f"twin {metric.text(episodes.twin_score.mean)}"
-    lead = "" if episodes.lead is None else f", {gain_text(episodes.lead, metric)}"
+    lead = "" if episodes.lead is None else f", {metric.difference(episodes.lead)}"
     return Fact(name, metric.estimate(episodes.validation), twin + lead)
 
 
 def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], purpose: str) -> list[Fact]:
     prediction = episodes.host_flops_per_sample, episodes.flops_per_sample
-    against = _against_compute(episodes, comparisons) or purpose
+    finished = [(one.run.row.name, one.result.flops.mean) for one in comparisons if one.result is not None]
+    if finished:
+        name, flops = finished[0]
+        purpose = f"{notation.factor(episodes.flops.mean, flops)} that of {name}"
     return [
         _growth_fact("parameters", episodes.host_params, episodes.params, notation.count),
         _growth_fact("compute for a prediction", *prediction, notation.flop),
-        Fact("compute of an episode", notation.flop(round(episodes.flops.mean)), against),
+        Fact("compute of an episode", notation.flop(episodes.flops.mean), purpose),
         Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
     ]
 
@@ -186,21 +188,7 @@ def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int
     return Fact(name, notation.factor(grown.mean, host.mean), change)
 
 
-def _against_compute(episodes: Result, comparisons: Sequence[Comparison]) -> str:
-    """Return the compute relative to the first compared run with a result, empty if there is none."""
-    for found in comparisons:
-        if found.result is not None:
-            factor = notation.factor(episodes.flops.mean, found.result.flops.mean)
-            return f"{factor} that of {found.run.row.name}"
-    return ""
-
-
 # --- number formats ---------------------------------------------------------------------------------
-
-
-def gain_text(value: Estimate, metric: Metric = SCORE) -> str:
-    """Format a mean difference with its interval."""
-    return metric.gain_with_error(value.mean, value.margin)
 
 
 def over(lead: float, spread: float | None = None) -> str:

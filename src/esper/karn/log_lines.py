@@ -4,13 +4,13 @@ A run writes a line per epoch, per logged stage change and per episode; a traini
 write a line per alert.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.palette import LOOKS
-from esper.karn.questions.episode_selection import EpisodeKey, is_training
+from esper.karn.palette import LOOKS, op_look
+from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.learning_curves import growth
 from esper.karn.run import Run
 from esper.leyline.columns import TABLE_OF
@@ -19,12 +19,6 @@ from esper.leyline.stages import Stage
 
 LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """Stages whose start is logged."""
-_SHORT_OPS: Final[Mapping[str, str]] = {
-    "GERMINATE": "germ",
-    "SET_ALPHA_TARGET": "alpha",
-    "FOSSILIZE": "foss",
-    "ADVANCE": "adv",
-}
 Stamp = tuple[str, float]
 """Table and time of a row. A resumed training rewrites iterations with new times."""
 
@@ -60,14 +54,14 @@ def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
     rows.sort(key=lambda row: row.t)
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
-    grown = growth(run, joined=False) if is_training(run) and rows else None
+    grown = growth(run, joined=False) if run.is_training and rows else None
     twins = zip(grown.bins, grown["twin"], strict=True) if grown else ()
     twin_at = {bin_.last: twin for bin_, twin in twins}
     return [_entry(run, row, moves, twin_at) for row in rows]
 
 
 def _logged_types(run: Run) -> tuple[type[Row], ...]:
-    return (UpdateRow, AlertRow) if is_training(run) else (TransitionRow, EpochRow, EpisodeRow, AlertRow)
+    return (UpdateRow, AlertRow) if run.is_training else (TransitionRow, EpochRow, EpisodeRow, AlertRow)
 
 
 def _fresh_rows(run: Run, kind: type[Row], fresh: Collection[Stamp]) -> list[Row]:
@@ -88,11 +82,6 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
 
 
 # --- lines ------------------------------------------------------------------------------------------
-
-
-def op_label(name: str) -> str:
-    """Return a short name of an op."""
-    return _SHORT_OPS.get(name, name.lower())
 
 
 def first_lines(run: RunRow) -> list[str]:
@@ -170,7 +159,7 @@ def _iteration_line(row: UpdateRow, twin_score: float | None, run: RunRow, secon
         f"kl {notation.points(row.approx_kl, 3)}",
         f"ev {notation.gain(row.explained_variance, 2)}",
         f"entropy {notation.points(row.entropy, 2)}",
-        " ".join(f"{op_label(name)} {notation.share(part)}" for name, part in shares if part),
+        " ".join(f"{op_look(name).label} {notation.share(part)}" for name, part in shares if part),
     ]
     if row.evaluation_return is not None:
         score = notation.points(row.evaluation_score)

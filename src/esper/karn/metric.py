@@ -43,6 +43,10 @@ class Metric(NamedTuple):
         """Format a mean with the half-width of its interval, if known."""
         return notation.UNKNOWN if value is None else self.text(value.mean) + self._spread(value.margin)
 
+    def difference(self, value: Estimate | None) -> str:
+        """Format the mean of a difference with the half-width of its interval, if known."""
+        return notation.UNKNOWN if value is None else self.gain_with_error(value.mean, value.margin)
+
     def _spread(self, size: float | None) -> str:
         if size is None:
             return ""

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from esper.karn import notation
 from esper.karn.metric import Metric, metric_of
+from esper.karn.palette import op_look
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
 from esper.karn.seed_histories import SeedHistory, seed_histories
@@ -23,13 +24,6 @@ _ROW_TYPES: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.
 """Row types that the narrative is made from."""
 _FATES: Final[Mapping[str, LifecycleOp]] = {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
 """The op that causes each fate directly."""
-_DEEDS: Final[Mapping[LifecycleOp, str]] = {
-    LifecycleOp.GERMINATE: "germinated",
-    LifecycleOp.SET_ALPHA_TARGET: "got a new alpha",
-    LifecycleOp.PRUNE: "began to fade out",
-    LifecycleOp.FOSSILIZE: "was fossilized",
-    LifecycleOp.ADVANCE: "was advanced",
-}
 
 
 class Note(NamedTuple):
@@ -131,7 +125,7 @@ def _decision_note(row: DecisionRow, seeds: Sequence[SeedHistory], run: RunRow) 
     else:
         holder = next((s for s in reversed(seeds) if s.slot == slot and s.germinated_at <= row.epoch), None)
         who = f"{holder.blueprint} in {slot}" if holder else slot
-        text = f"{who} {_DEEDS[LifecycleOp(op)]}" + (f": {choices}" if choices else "")
+        text = f"{who} {op_look(run.ops[op]).deed}" + (f": {choices}" if choices else "")
     return Note(row.epoch, text + policy_output(row, run), None)
 
 

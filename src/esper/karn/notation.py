@@ -62,11 +62,11 @@ def factor(value: float | None, reference: float | None) -> str:
     return f"×{ratio:.2f}" if ratio < 10 else f"×{ratio:.0f}"
 
 
-def flop(value: int | None) -> str:
+def flop(value: float | None) -> str:
     """Format FLOPs with three significant digits and the matching unit."""
     if value is None:
         return UNKNOWN
-    scaled, unit = float(value), 0
+    scaled, unit = value, 0
     # 999.5 of the smaller unit would be rounded to 1000.
     while scaled >= 999.5 and unit < len(_FLOP_UNITS) - 1:
         scaled, unit = scaled / 1000, unit + 1

@@ -34,15 +34,31 @@ LOOKS: Final[Mapping[Stage, Look]] = {
     Stage.RESETTING: Look("~", "R", "#999999"),
 }
 
-OP_STAGES: Final[Mapping[str, Stage]] = {
-    "WAIT": Stage.DORMANT,
-    "GERMINATE": Stage.GERMINATED,
-    "SET_ALPHA_TARGET": Stage.BLENDING,
-    "PRUNE": Stage.PRUNED,
-    "FOSSILIZE": Stage.FOSSILIZED,
-    "ADVANCE": Stage.TRAINING,
+
+class OpLook(NamedTuple):
+    """Appearance of an op."""
+
+    stage: Stage
+    """Stage that the op leads to and whose look it has; WAIT has the look of an empty slot."""
+    label: str
+    """Short name for the terminal."""
+    deed: str
+    """Predicate of a sentence about the seed."""
+
+
+OPS: Final[Mapping[str, OpLook]] = {
+    "WAIT": OpLook(Stage.DORMANT, "wait", "waited"),
+    "GERMINATE": OpLook(Stage.GERMINATED, "germ", "germinated"),
+    "SET_ALPHA_TARGET": OpLook(Stage.BLENDING, "alpha", "got a new alpha"),
+    "PRUNE": OpLook(Stage.PRUNED, "prune", "began to fade out"),
+    "FOSSILIZE": OpLook(Stage.FOSSILIZED, "foss", "was fossilized"),
+    "ADVANCE": OpLook(Stage.TRAINING, "adv", "was advanced"),
 }
-"""Each op has the look of the stage it leads to; WAIT has the look of an empty slot."""
+
+
+def op_look(name: str) -> OpLook:
+    """Return the appearance of an op, also of one that this version does not define."""
+    return OPS.get(name, OpLook(Stage.UNKNOWN, name.lower(), name.lower()))
 
 
 SEVERITIES: Final = {"warning": Look("▲", "W", "#E69F00"), "error": Look("■", "E", "#D55E00")}

@@ -1,25 +1,35 @@
-"""Reader of one run: its run row, state, rows and tables, during the run or later."""
+"""Reader of one run: its run row, state, rows and tables, during the run or later.
+
+The answer to a query of a user is limited in rows, bytes and memory: rows beyond the row limit are omitted
+with a note, an answer beyond another limit is refused.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import duckdb
 import msgspec
 
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import is_being_written
-from esper.karn.jsonl_tables import error_text
-from esper.karn.tables import QueryError, Tables, check_statement, views_in
+from esper.karn.tables import QueryError, Tables, check_statement, error_text, views_in
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.rows import Row, RunRow
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]
+FETCHED: Final = 100
+"""Rows fetched from the database at once."""
+MAX_BYTES: Final = 50_000_000
+"""Largest answer as JSON, in bytes."""
+MEMORY: Final = 4_000
+"""Memory limit of the database, in MB."""
 
 
 def open_run(path: Path | str) -> Run:
@@ -59,6 +69,11 @@ class Run:
         raise EsperError(f"the run in '{self.path}' has not written its own row yet")
 
     @property
+    def is_training(self) -> bool:
+        """Whether the run trains a policy; its episodes then belong to iterations."""
+        return self.row.iterations is not None
+
+    @property
     def state(self) -> State:
         """State derived from the files: a live writer holds the lock, a finished run has all planned rows."""
         if is_being_written(self.path / TELEMETRY):
@@ -86,8 +101,7 @@ class Run:
         if row_type not in TABLE_OF:
             raise UnknownNameError("row type", row_type.__name__, (known.__name__ for known in TABLE_OF))
         table = TABLE_OF[row_type]
-        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}"'
-        query += ") found" if where is None else f" WHERE {where}) found"
+        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}" WHERE {where or "true"}) found'
         connection = self._tables.current([table, *views_in(where or "")])
         try:
             found = connection.execute(query, list(parameters)).fetchall()
@@ -121,3 +135,78 @@ def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
         except UNREADABLE as error:
             raise EsperError(f"row {number} of table '{table}' is not one: {error}") from None
     return rows
+
+
+# --- SQL queries of users ---------------------------------------------------------------------------
+
+
+class SqlAnswer(msgspec.Struct):
+    """Columns, types and rows of a query result, as JSON-compatible values."""
+
+    columns: list[str]
+    types: list[str]
+    rows: list[list[Any]]
+    note: str | None
+    """Reason why rows are missing; None if the answer is complete."""
+
+
+def answer_query(
+    run_dir: Path, query: str, max_rows: int | None, max_bytes: int = MAX_BYTES, memory: int = MEMORY
+) -> SqlAnswer:
+    """Run a SQL query over the tables of a run.
+
+    Args:
+        run_dir: Directory of the run.
+        query: One SELECT, WITH, DESCRIBE or SHOW statement.
+        max_rows: Number of rows to return; None returns all.
+        max_bytes: Largest answer, encoded as JSON.
+        memory: Memory limit of the database in MB.
+
+    Raises:
+        QueryError: The statement is not allowed, fails, or exceeds a limit.
+    """
+    check_statement(query)
+    try:
+        found = Tables(run_dir / TELEMETRY, memory).ready_for(query).execute(query)
+        described = found.description or []
+        rows, note = _taken(found, max_rows, max_bytes)
+    except (duckdb.OutOfMemoryException, MemoryError):
+        raise QueryError(f"the query needs more than {memory} MB of memory; ask for less") from None
+    except duckdb.Error as error:
+        raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
+    names, types = [name for name, *_ in described], [str(kind) for _, kind, *_ in described]
+    return SqlAnswer(names, types, rows, note)
+
+
+def _taken(
+    found: duckdb.DuckDBPyConnection, max_rows: int | None, max_bytes: int
+) -> tuple[list[list[Any]], str | None]:
+    """Return the first rows, and a note if more exist; raise ``QueryError`` above ``max_bytes``."""
+    rows: list[list[Any]] = []
+    size = 0
+    while fetched := found.fetchmany(FETCHED):
+        for values in fetched:
+            if len(rows) == max_rows:
+                return rows, f"only the first {max_rows:,} rows are shown"
+            row = [_plain(value) for value in values]
+            size += len(msgspec.json.encode(row))
+            if size > max_bytes:
+                raise QueryError(
+                    f"the answer is larger than {max_bytes / 1e6:g} MB; add a LIMIT, name fewer"
+                    " columns, or aggregate with count, avg and GROUP BY"
+                )
+            rows.append(row)
+    return rows, None
+
+
+def _plain(value: Any) -> Any:
+    """Convert a database value to a JSON value; dates and integers beyond 64 bits become text."""
+    if isinstance(value, dict):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, bool | str) or (isinstance(value, int) and abs(value) < 2**63):
+        return value
+    return str(value)

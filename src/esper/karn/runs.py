@@ -26,11 +26,13 @@ class ListedRun(NamedTuple):
     """One run of the list."""
 
     path: str
-    state: State | Literal["damaged"]
+    state: State | Literal["damaged", "unread"]
     overview: Overview | None = None
-    """None if the run has no run row yet or is damaged."""
+    """None if the run has no run row yet, was not read yet, or is damaged."""
     problem: str | None = None
     """Reason why the run cannot be read."""
+    id: str = ""
+    """Id of the run in the addresses of the server."""
 
 
 def find_runs(folder: Path) -> Iterator[Path]:

@@ -14,11 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.log_lines import finding, op_label
-from esper.karn.palette import LOOKS, SEVERITIES
+from esper.karn.log_lines import finding
+from esper.karn.palette import LOOKS, SEVERITIES, op_look
 from esper.karn.questions.alerts import AlertEntry
-from esper.karn.questions.choices import choices, ops_of
-from esper.karn.questions.episode_selection import EpisodeKey, default_episode, is_training
+from esper.karn.questions.breakdowns import choices, ops_of
+from esper.karn.questions.episode_selection import EpisodeKey, default_episode
 from esper.karn.questions.learning_curves import improvement
 from esper.karn.questions.overview import Overview, RunProgress, done_text, overview
 from esper.karn.questions.policy_health import LOW_ENTROPY, beyond, heads, health
@@ -48,7 +48,7 @@ def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
     scores = _scores(found, columns)
     sections: list[RenderableType] = [_head(found.row, found.progress), scores]
     chosen = default_episode(run)
-    if is_training(run):
+    if run.is_training:
         _add_returns(scores, run, columns)
         sections += _policy(run)
         chosen = chosen if env is None else EpisodeKey(env, max(found.progress.done - 1, 0))
@@ -117,7 +117,9 @@ def _policy(run: Run) -> list[RenderableType]:
             _reading(m.name.replace("_", " "), healthy.series.last(m.name), m.low, m.high) for m in metrics
         ],
         "entropy": [_reading(name, entropies.last(name), LOW_ENTROPY) for name in entropies.values],
-        "ops": [Text(f"{op_label(name)} {notation.share(chosen.last(name))}") for name in ops_of(chosen)],
+        "ops": [
+            Text(f"{op_look(name).label} {notation.share(chosen.last(name))}") for name in ops_of(chosen)
+        ],
     }
     return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]
 

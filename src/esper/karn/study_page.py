@@ -1,44 +1,184 @@
-"""Page of a study as one HTML file: loss by compute, loss by parameters, and the tables."""
+"""Tables and pictures of a study, as Markdown and as one HTML file."""
 
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
-from esper.karn import notation
-from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, apart, around, value_axis, y_axis
+from esper.karn import notation, resampling
+from esper.karn.drawing.curves import Curve, draw_curves
 from esper.karn.drawing.picture import Picture
 from esper.karn.page.rendering import render_page
-from esper.karn.resampling import FloatArray, regret
-from esper.karn.study_tables import StudyNumbers, number, study_tables
+from esper.karn.resampling import FloatArray, Interval, regret
 
-_LEFT: Final = 62.0
-_ROOM: Final = 170.0
-"""Width of the names on the right."""
-_TOP: Final = 14.0
-_HEIGHT: Final = 300.0
-_LETTERS: Final = 20
-_TICKS: Final = 5
-_NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
-"""CSS classes of a curve's name, by the look of the curve."""
+_TRAINING: Final = ("forward", "backward")
+_INSTRUMENT: Final = "validation"
 
 
-class Curve(NamedTuple):
-    """Points of one arm; NaN is unknown."""
+class ArmNumbers(NamedTuple):
+    """Numbers of one arm; a run that diverged is NaN."""
 
     name: str
-    points: Sequence[tuple[float, float]]
-    look: str
-    """``line``, ``thin``, ``thin faint``, ``twin`` (dotted) or ``dots``."""
+    is_static: bool
+    losses: FloatArray
+    """Test losses ``[training, rng seed, mark]``."""
+    scores: FloatArray
+    """Final test scores ``[training, rng seed]``."""
+    params: FloatArray
+    """Mean number of parameters ``[mark]``."""
+    flops: Mapping[str, float]
+    """Mean final FLOPs by purpose; ``charged`` is the part that counts against the budget."""
+    note: str
+    """Learning rate and other settings chosen for the arm."""
+
+
+class StudyNumbers(NamedTuple):
+    """Numbers of all arms of one task."""
+
+    task: str
+    budget: int
+    marks: Sequence[float]
+    rng_seeds: range
+    arms: Sequence[ArmNumbers]
+    control: str
+    reference: Sequence[str]
+    """Best static arm on the selection rng seeds, by mark; empty without static arms."""
+
+    def arm(self, name: str) -> ArmNumbers:
+        """Return an arm by name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    @property
+    def compute(self) -> list[str]:
+        """Charged compute at each mark, as text."""
+        return [notation.flop(mark * self.budget) for mark in self.marks]
+
+    def excesses(self) -> dict[str, FloatArray]:
+        """Return the excess loss of every arm over the reference, ``[training, rng seed, mark]``."""
+        reference = np.stack(
+            [self.arm(name).losses[0, :, mark] for mark, name in enumerate(self.reference)], axis=-1
+        )
+        return {arm.name: resampling.excess(arm.losses, reference) for arm in self.arms}
+
+
+class StudyTable(NamedTuple):
+    """A table with a title, and a caption that explains how to read it."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
+    caption: str
+    foot: Sequence[str] = ()
+    """A last row of names below numeric columns."""
+
+    def markdown(self) -> str:
+        """Return the table as Markdown."""
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in (*self.rows, self.foot) if row]
+        lines = [self.columns, ["---"] * len(self.columns), *rows]
+        return "\n".join(
+            [f"## {self.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", self.caption]
+        )
 
 
 def render_study(found: Sequence[StudyNumbers], name: str) -> str:
     """Render the page of a study as HTML."""
     sections = [(study_pictures(task), study_tables(task)) for task in found]
     return render_page("study.html", title=name, served=False, sections=sections)
+
+
+# --- tables -----------------------------------------------------------------------------------------
+
+
+def study_tables(found: StudyNumbers) -> list[StudyTable]:
+    """Return all tables of a task; those about regret need static arms."""
+    tables = [_losses(found)]
+    if found.reference:
+        tables += [_regrets(found), _ratios(found)]
+    return [table for table in (*tables, _at_the_end(found), _spending(found)) if table.rows]
+
+
+def _losses(found: StudyNumbers) -> StudyTable:
+    rows = [[arm.name, *_numbers("{:.3f}", arm.losses.mean(axis=(0, 1))), arm.note] for arm in found.arms]
+    return StudyTable(
+        f"{found.task}: test loss by compute",
+        ["arm", *found.compute, "chosen"],
+        rows,
+        f"Means over {len(found.rng_seeds)} rng seeds from {found.rng_seeds.start} on, all arms alike.",
+    )
+
+
+def _regrets(found: StudyNumbers) -> StudyTable:
+    above = found.excesses()
+    rows = [
+        [name, *_numbers("{:.1%}", regret(values)), _text("{:.1%}", resampling.merit_interval(values))]
+        for name, values in above.items()
+    ]
+    return StudyTable(
+        f"{found.task}: regret by compute",
+        ["arm", *found.compute, "largest (95 %)"],
+        rows,
+        "Regret: mean over rng seeds of the loss above that of the static size that was best there, on the"
+        " selection rng seeds or, without any, in hindsight; relative to it. The largest is"
+        " recomputed in every bootstrap draw.",
+        ["best static size", *found.reference, ""],
+    )
+
+
+def _ratios(found: StudyNumbers) -> StudyTable:
+    above = found.excesses()
+    static = [arm.name for arm in found.arms if arm.is_static]
+    rows = [
+        [name, *(_text("{:.2f}", resampling.merit_ratio(values, above[other])) for other in static)]
+        for name, values in above.items()
+        if name not in static
+    ]
+    return StudyTable(
+        f"{found.task}: largest regret as a multiple of each static size's",
+        ["arm", *static],
+        rows,
+        "With 95 % intervals, both maxima recomputed in every bootstrap draw.",
+    )
+
+
+def _at_the_end(found: StudyNumbers) -> StudyTable:
+    control = found.arm(found.control).scores
+    differences = {
+        arm.name: resampling.paired(arm.scores, control) for arm in found.arms if arm.name != found.control
+    }
+    adjusted = resampling.holm({name: resampling.p_value(values) for name, values in differences.items()})
+    rows = []
+    for arm in found.arms:
+        above, p = "", ""
+        if arm.name in differences:
+            above = _text("{:+.2f}", resampling.mean_interval(differences[arm.name]))
+            p = _number("{:.3g}", adjusted[arm.name])
+        score = _text("{:.2f}", resampling.mean_interval(arm.scores))
+        rows.append([arm.name, score, above, p, _number("{:,.0f}", float(arm.params[-1]))])
+    return StudyTable(
+        f"{found.task}: test score after {found.compute[-1]}",
+        ["arm", "score (95 %)", f"above {found.control} (95 %)", "p (Holm)", "parameters"],
+        rows,
+        "Differences are paired by rng seed. Intervals are percentiles of a bootstrap over rng seeds, and"
+        " over trainings where an arm has several; of few they are too narrow. p is Student's, with Holm's"
+        " correction over arms.",
+    )
+
+
+def _spending(found: StudyNumbers) -> StudyTable:
+    purposes = [name for name in found.arms[0].flops if name not in (*_TRAINING, _INSTRUMENT, "charged")]
+    shown = {"charged": "charged", **{name: f"of it {name.replace('_', ' ')}" for name in purposes}}
+    shown[_INSTRUMENT] = "validation, not charged"
+    return StudyTable(
+        f"{found.task}: compute",
+        ["arm", *shown.values()],
+        [[arm.name, *(_flop(arm.flops[name]) for name in shown)] for arm in found.arms],
+        "Means of whole runs. What is charged beyond training is what growth costs; one validation a step is"
+        " an instrument that every arm has.",
+    )
+
+
+# --- pictures ---------------------------------------------------------------------------------------
 
 
 def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
@@ -56,7 +196,7 @@ def draw_compute(found: StudyNumbers) -> Picture:
     return Picture(
         _over_compute("Test loss by compute", found, losses, np.min(static, axis=0) if static else None),
         ["arm", *found.compute],
-        [[name, *map(partial(number, "{:.3f}"), values)] for name, values in losses.items()],
+        [[name, *_numbers("{:.3f}", values)] for name, values in losses.items()],
         "Test loss of the network that a run with so much compute ends with, mean over rng seeds. Thin:"
         " static sizes. Dotted: the best of them at each mark. Thick: all other arms.",
     )
@@ -68,7 +208,7 @@ def draw_regret(found: StudyNumbers) -> Picture:
     return Picture(
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
         ["arm", *found.compute],
-        [[name, *map(partial(number, "{:.1f}"), values)] for name, values in regrets.items()],
+        [[name, *_numbers("{:.1f}", values)] for name, values in regrets.items()],
         "Per cent above the static size that was best at each mark, the dotted line.",
     )
 
@@ -98,59 +238,32 @@ def draw_parameters(found: StudyNumbers) -> Picture:
     return Picture(
         draw_curves("Test loss by parameters", "parameters", labels, [*joined, *curves]),
         ["arm", "parameters", "test loss"],
-        [[name, number("{:,.0f}", params), number("{:.3f}", loss)] for name, (params, loss) in ends.items()],
+        [
+            [name, _number("{:,.0f}", params), _number("{:.3f}", loss)]
+            for name, (params, loss) in ends.items()
+        ],
         f"Networks that cost {found.compute[-1]} to train. Line: static sizes.",
     )
 
 
-def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequence[Curve]) -> str:
-    """Draw curves over a logarithmic axis as SVG.
-
-    Args:
-        title: Title of the picture.
-        axis: Name of the axis.
-        labels: Tick labels by value.
-        curves: Curves to draw, the lowest first.
-    """
-    known = [point for curve in curves for point in curve.points if not any(map(math.isnan, point))]
-    bottom = _TOP + _HEIGHT
-    if not known:
-        return svg.drawing(
-            bottom, title, "no arm has a known loss", svg.text(_LEFT, 40, "nothing to show", "dim")
-        )
-    ends = [math.log2(x) for x, _ in known]
-    x = AxisScale(min(ends), max(ends), _LEFT, svg.WIDTH - _ROOM)
-    y = AxisScale(*around([value for _, value in known], _TICKS), bottom, _TOP)
-    drawn, names = [], []
-    for curve in curves:
-        points = [None if math.isnan(value) else (x(math.log2(at)), y(value)) for at, value in curve.points]
-        seen = [point for point in points if point is not None]
-        is_dot = curve.look == "dots"
-        drawn.append(svg.path(svg.dots(seen), "dot small") if is_dot else svg.curve(points, curve.look))
-        if curve.name and seen:
-            names.append((curve, (seen[-1][0] if is_dot else x.stop) + 9, seen[-1][1]))
-    heights = apart([height for _, _, height in names])
-    return svg.drawing(
-        bottom + 46,
-        title,
-        f"{len(names)} lines; the lowest loss is {min(value for _, value in known):.3f}.",
-        y_axis(y, x.start, x.stop, most=_TICKS + 1),
-        value_axis(x, bottom, axis, _thinned(x, labels)),
-        *drawn,
-        *(
-            svg.text(at, height + 4, svg.shorten(curve.name, _LETTERS), _NAMES.get(curve.look, "halo"))
-            for (curve, at, _), height in zip(names, heights, strict=True)
-        ),
-    )
+# --- numbers ----------------------------------------------------------------------------------------
 
 
-def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
-    """Return tick labels by position on the axis, without labels that overlap the previous one."""
-    kept: dict[float, str] = {}
-    free = -math.inf
-    for value, text in sorted(labels.items()):
-        place, half = math.log2(value), svg.width_of(text) / 2
-        if x(place) - half >= free:
-            kept[place] = text
-            free = x(place) + half
-    return kept
+def _number(form: str, value: float) -> str:
+    """Format a value; "∞" if infinite, "–" if NaN."""
+    if math.isinf(value):
+        return "∞"
+    return notation.UNKNOWN if math.isnan(value) else form.format(value).replace("%", " %")
+
+
+def _numbers(form: str, values: Iterable[float]) -> list[str]:
+    return [_number(form, value) for value in values]
+
+
+def _text(form: str, found: Interval) -> str:
+    value, low, high = _numbers(form, found)
+    return value if math.isnan(found.low) else f"{value} ({low} to {high})"
+
+
+def _flop(value: float) -> str:
+    return notation.UNKNOWN if math.isnan(value) else notation.flop(value)

@@ -6,18 +6,20 @@ unfinished iteration come last in each table. The database can read only the run
 nothing.
 """
 
+import json
+import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import duckdb
+import msgspec
 
-from esper.files.row_files import check_layout, old_run_error, row_files
+from esper.files.row_files import check_layout, old_run_error, row_files, split_lines
 from esper.files.writer_lock import is_being_written
-from esper.karn.jsonl_tables import JsonlTables, error_text, quoted
 from esper.leyline.columns import COLUMNS
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.factored_actions import HEAD_NAMES
 from esper.leyline.rows import SCHEMA_VERSION, TABLES
 
@@ -66,7 +68,11 @@ class Tables:
         """
         self._telemetry = telemetry.resolve()
         self._connection = _locked_database(self._telemetry, memory)
-        self._lines = JsonlTables(self._connection)
+        self._connection.execute("CREATE SCHEMA lines")
+        self._stamps: dict[Path, tuple[int, int, int]] = {}
+        """Inode, size and modification time of the JSON files that were read, in reading order."""
+        self._pending: dict[str, list[bytes]] = {}
+        """Lines read but not yet inserted, by table."""
         self._definitions: dict[str, str] = {}
         """SQL of every view defined so far, by name."""
         self._check_version()
@@ -104,7 +110,7 @@ class Tables:
                 is_over = not is_being_written(self._telemetry)
                 found = row_files(self._telemetry)
                 unfinished = [path for span in found.unfinished for path in sorted(span.path.glob("*.jsonl"))]
-                self._lines.read([*(span.path for span in found.lines), *(unfinished if is_over else [])])
+                self._read([*(span.path for span in found.lines), *(unfinished if is_over else [])])
             except FileNotFoundError:
                 continue  # The file was compacted to Parquet; list the files again.
             except OSError as error:
@@ -112,18 +118,49 @@ class Tables:
             return [span.path for span in found.parquet]
         raise EsperError(f"the files in '{self._telemetry}' come and go; try again")
 
+    def _read(self, files: Sequence[Path]) -> None:
+        """Read the complete lines of these files in order; raises ``OSError``."""
+        stamps = [(path, _stamp(path)) for path in files]
+        if stamps[: len(self._stamps)] != list(self._stamps.items()):
+            self._connection.execute("DROP SCHEMA lines CASCADE; CREATE SCHEMA lines")
+            self._pending.clear()
+            self._stamps.clear()
+        for path, stamp in stamps[len(self._stamps) :]:
+            split_lines(path, path.read_bytes(), self._pending)
+            self._stamps[path] = stamp
+
+    def _table_of_lines(self, name: str) -> str:
+        """Insert the pending lines of a table and return the qualified name of the table with all lines.
+
+        A schema other than main hides these tables from SHOW TABLES.
+        """
+        table = f"lines.{_quoted(name)}"
+        columns = ", ".join(f"{_quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
+        self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
+        structure = json.dumps({column.name: column.sql_type for column in COLUMNS[name]})
+        insertion = (
+            f"INSERT INTO {table} SELECT unnest(from_json_strict(line, '{structure}'))"
+            " FROM (SELECT unnest(?::VARCHAR[]) AS line)"
+        )
+        try:
+            if lines := self._pending.pop(name, None):
+                self._connection.execute(insertion, [[line.decode() for line in lines]])
+        except (duckdb.Error, UnicodeDecodeError) as error:
+            raise EsperError(_bad_line_error(self._stamps, name, error)) from None
+        return table
+
     def _view_of(self, table: str, folders: Sequence[Path]) -> str:
-        sources = [self._lines.table(table)]
+        sources = [self._table_of_lines(table)]
         files = [path for folder in folders if (path := folder / f"{table}.parquet").exists()]
         if files:
             sources.insert(0, f"read_parquet([{', '.join(_text(str(path)) for path in files)}])")
-        names = ", ".join(quoted(column.name) for column in COLUMNS[table])
+        names = ", ".join(_quoted(column.name) for column in COLUMNS[table])
         return " UNION ALL ".join(f"SELECT {names} FROM {source}" for source in sources)
 
     def _define(self, name: str, definition: str) -> None:
         if self._definitions.get(name) != definition:
             try:
-                self._connection.execute(f"CREATE OR REPLACE VIEW {quoted(name)} AS {definition}")
+                self._connection.execute(f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
             except duckdb.Error as error:
                 raise EsperError(f"table '{name}' cannot be read: {error_text(error)}") from None
             self._definitions[name] = definition
@@ -150,7 +187,39 @@ def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConn
     return connection
 
 
+# --- JSON lines -------------------------------------------------------------------------------------
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    status = os.stat(path)
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _bad_line_error(files: Iterable[Path], table: str, error: Exception) -> str:
+    """Return an error message that names the first line that is not a row of the table."""
+    decoder = msgspec.json.Decoder(TABLES[table])
+    begin = f'{{"table":"{table}",'.encode()
+    for path in files:
+        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+            try:
+                if line.startswith(begin):
+                    decoder.decode(line)
+            except UNREADABLE as reason:
+                return f"{path}, line {number}, is not a row of table '{table}': {reason}"
+    return f"table '{table}' cannot be read: {error_text(error)}"
+
+
+def error_text(error: Exception) -> str:
+    """Return the message of a DuckDB error without the excerpt of the query."""
+    return " ".join(str(error).partition("\n\nLINE ")[0].split())
+
+
 # --- SQL --------------------------------------------------------------------------------------------
+
+
+def _quoted(name: str) -> str:
+    """Quote an identifier for SQL."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _text(value: str) -> str:

@@ -15,8 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from esper.karn import notation
-from esper.karn.run import open_run
-from esper.karn.sql_answer import SqlAnswer, answer_query
+from esper.karn.run import SqlAnswer, answer_query, open_run
 from esper.leyline.errors import EsperError
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words

@@ -13,8 +13,7 @@ import numpy as np
 
 from esper.files.atomic_write import partial_of, write_durably
 from esper.karn.resampling import FloatArray
-from esper.karn.study_page import render_study
-from esper.karn.study_tables import ArmNumbers, StudyNumbers, study_tables
+from esper.karn.study_page import ArmNumbers, StudyNumbers, render_study, study_tables
 from esper.kasmina.compute import ComputeLedger
 from esper.study.one_run import MarkResult
 from esper.study.phases import TaskResults

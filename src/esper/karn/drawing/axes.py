@@ -8,6 +8,10 @@ from markupsafe import Markup
 
 from esper.karn.drawing import svg
 
+LEFT: Final = 62.0
+"""Left end of the horizontal axis of most pictures."""
+TOP: Final = 14.0
+"""Upper end of the first vertical axis."""
 _TINY: Final = 1e-300
 """Ranges below this size count as empty, because their steps would underflow to 0."""
 
@@ -75,18 +79,18 @@ def tick_texts(values: Sequence[float]) -> dict[float, str]:
     return {value: tick_text(value, step) for value in values}
 
 
-def y_axis(scale: AxisScale, left: float, right: float, most: int = 5) -> Markup:
-    """Draw horizontal grid lines with their numbers on the left."""
+def y_axis(scale: AxisScale, left: float, right: float, most: int = 5, unit_size: float = 1.0) -> Markup:
+    """Draw horizontal grid lines with their numbers on the left, in units of ``unit_size``."""
     values = ticks(scale.low, scale.high, most)
-    lines = "".join(f"M{svg.number(left)} {svg.number(scale(value))}H{svg.number(right)}" for value in values)
-    numbers = [
-        svg.text(left - 6, scale(value) + 4, label, "dim", "end")
-        for value, label in tick_texts(values).items()
-    ]
+    labels = tick_texts([value / unit_size for value in values]).values()
+    heights = [scale(value) for value in values]
+    lines = "".join(f"M{svg.number(left)} {svg.number(height)}H{svg.number(right)}" for height in heights)
+    pairs = zip(labels, heights, strict=True)
+    numbers = [svg.text(left - 6, height + 4, label, "dim", "end") for label, height in pairs]
     return svg.group(svg.path(lines, "grid"), *numbers)
 
 
-def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most: int = 8) -> Markup:
+def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None) -> Markup:
     """Draw the bottom axis with integer ticks and its name at the end.
 
     Args:
@@ -94,9 +98,8 @@ def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None, most
         y: Height of the axis.
         name: Name of the axis.
         top: Upper end of vertical grid lines; None draws no grid.
-        most: Largest number of ticks.
     """
-    values = ticks(scale.low, scale.high, most, whole=True)
+    values = ticks(scale.low, scale.high, 8, whole=True)
     marks = "".join(f"M{svg.number(scale(value))} {svg.number(y)}v4" for value in values)
     foot = f" {svg.number(y)}V"
     rise = "".join(f"M{svg.number(scale(at))}{foot}{svg.number(top)}" for at in values if top is not None)
@@ -139,36 +142,3 @@ def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
     placed = [start + gap * step for start, count in blocks for step in range(count)]
     found = dict(zip(order, placed, strict=True))
     return [found[index] for index in range(len(heights))]
-
-
-# --- names of lines and areas -----------------------------------------------------------------------
-
-
-class Label(NamedTuple):
-    """Text attached to a height."""
-
-    content: str
-    height: float
-    look: str = ""
-    """CSS class of the text, or of the area for a label of an area."""
-
-
-def draw_line_names(x: float, labels: Sequence[Label]) -> Markup:
-    """Draw the names of lines at their ends."""
-    heights = apart([label.height for label in labels])
-    pairs = zip(labels, heights, strict=True)
-    return svg.group(*(svg.text(x, height + 4, label.content, label.look) for label, height in pairs))
-
-
-def draw_area_names(x: float, labels: Sequence[Label], lowest: float, highest: float) -> Markup:
-    """Draw the names of areas with colour samples, between ``highest`` and ``lowest`` if they fit."""
-    heights = apart([label.height for label in labels])
-    if heights:
-        shift = min(lowest - 5 - max(heights), 0.0)
-        shift = max(highest + 5 - min(heights), shift)
-        heights = [height + shift for height in heights]
-    drawn = [
-        svg.rectangle(x, height - 5, 10, 10, label.look) + svg.text(x + 15, height + 4, label.content)
-        for label, height in zip(labels, heights, strict=True)
-    ]
-    return svg.group(*drawn)

@@ -10,17 +10,18 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, Label, around, draw_area_names, draw_line_names, x_axis, y_axis
+from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, x_axis, y_axis
+from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
 Segment = tuple[float, float]
 """(start, end) of a part of a column."""
-_LEFT: Final = 62.0
-_TOP: Final = 14.0
 _GAP: Final = 30.0
 """Height between panels."""
 _BOTTOM: Final = 28.0
+_NAME_LOOKS: Final = {"twin": "dim halo", "line": "strong halo"}
+"""CSS classes of a line's name, by the look of the line."""
 _FIRST: Final = 4.0
 """Top of the first strip."""
 _LETTERS: Final = 18
@@ -71,6 +72,8 @@ class Panel(NamedTuple):
     """Whether the panel is left out if all values are 0."""
     ticks: int = 4
     unit: str = ""
+    unit_size: float = 1.0
+    """Value that the axis labels as 1."""
 
     def reached(self) -> Iterator[float]:
         """Yield all values that the axis must include."""
@@ -87,12 +90,15 @@ class Chart(NamedTuple):
     description: str
     found: Series
     panels: Sequence[Panel]
+    table: tuple[list[str], list[list[str]]]
+    """Columns and rows of the same numbers."""
+    caption: str
     room: float = 150.0
     """Width of the labels on the right."""
 
 
-def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Markup:
-    """Draw a chart as SVG.
+def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Picture:
+    """Draw a chart.
 
     Args:
         chart_of: Function from series to the specification of the chart.
@@ -100,8 +106,8 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | 
         compared: Series of a second run that the axes must include.
     """
     chart, other = chart_of(found), chart_of(compared) if compared else None
-    x = AxisScale(0, max(found.end, compared.end if compared else 0), _LEFT, svg.WIDTH - chart.room)
-    top, drawn, bottom = _TOP, [], _TOP
+    x = AxisScale(0, max(found.end, compared.end if compared else 0), LEFT, svg.WIDTH - chart.room)
+    top, drawn, bottom = TOP, [], TOP
     for index, panel in enumerate(chart.panels):
         values = [*panel.reached(), *(other.panels[index].reached() if other else ())]
         if panel.optional and not any(values):
@@ -111,14 +117,9 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | 
         if values:
             drawn.append(draw_panel(found.bins, panel, x, panel_scale(panel, values, top, bottom)))
         top = bottom + _GAP
-    return svg.drawing(
-        bottom + _BOTTOM,
-        chart.title,
-        chart.description,
-        x_axis(x, bottom, found.axis, top=_TOP),
-        *drawn,
-        svg.group(*_hover(chart, x, bottom), class_="hits"),
-    )
+    axis, hits = x_axis(x, bottom, found.axis, top=TOP), svg.group(*_hover(chart, x, bottom), class_="hits")
+    drawing = svg.drawing(bottom + _BOTTOM, chart.title, chart.description, axis, *drawn, hits)
+    return Picture(drawing, *chart.table, chart.caption)
 
 
 def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> AxisScale:
@@ -131,14 +132,14 @@ def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale
     """Draw the axis, data and labels of a panel."""
     at = [x(bin_.last) for bin_ in bins]
     return svg.group(
-        y_axis(y, x.start, x.stop, most=panel.ticks + 1),
+        y_axis(y, x.start, x.stop, most=panel.ticks + 1, unit_size=panel.unit_size),
         svg.text(x.start - 6, y.stop - 10, panel.unit, "dim", "end") if panel.unit else "",
         *_draw_parts(bins, panel.parts, x, y),
         svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
         *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
         *(_draw_line(line, bins, x, y, is_column=bool(panel.parts)) for line in panel.lines),
-        draw_line_names(min(at[-1], x.stop) + 8, _line_labels(panel, y)),
-        draw_area_names(x.stop + 10, _part_labels(panel, y), y.start, y.stop),
+        svg.group(*(() if panel.parts else _line_names(panel, min(at[-1], x.stop) + 8, y))),
+        svg.group(*_part_names(panel, x.stop + 10, y)),
     )
 
 
@@ -187,27 +188,27 @@ def _draw_parts(
             yield svg.path(stripes, "hatch", stroke_width=width)
 
 
-def _line_labels(panel: Panel, y: AxisScale) -> list[Label]:
-    labels = []
-    for line in panel.lines:
-        known = [value for value in line.values if value is not None]
-        if known and line.label != "" and not panel.parts:
-            look = {"twin": "dim halo", "line": "strong halo"}.get(line.look, "halo")
-            labels.append(Label(line.label or f"{line.name} {line.text(known[-1])}", y(known[-1]), look))
-    return labels
+def _line_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
+    """Draw the names of lines at their ends."""
+    known = [[value for value in line.values if value is not None] for line in panel.lines]
+    ends = [(line, own[-1]) for line, own in zip(panel.lines, known, strict=True) if own and line.label != ""]
+    heights = apart([y(value) for _, value in ends])
+    for (line, value), height in zip(ends, heights, strict=True):
+        name = line.label or f"{line.name} {line.text(value)}"
+        yield svg.text(x, height + 4, name, _NAME_LOOKS.get(line.look, "halo"))
 
 
-def _part_labels(panel: Panel, y: AxisScale) -> list[Label]:
-    if not panel.parts:
-        return []
-    labels = []
+def _part_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
+    """Draw the names of parts with colour samples, between the ends of the axis if they fit."""
     segments = stack([part.values[-1] for part in panel.parts])
-    for part, segment in zip(panel.parts, segments, strict=True):
+    shown = [pair for pair in zip(panel.parts, segments, strict=True) if pair[0].total != 0]
+    heights = apart([y(sum(segment) / 2) for _, segment in shown])
+    shift = min(y.start - 5 - max(heights, default=0.0), 0.0)
+    shift = max(y.stop + 5 - min(heights, default=0.0), shift)
+    for (part, _), height in zip(shown, heights, strict=True):
         value = part.values[-1] if part.total is None else part.total
-        if part.total != 0:
-            name = f"{svg.shorten(part.name, 12)} {part.text(value)}"
-            labels.append(Label(name, y(sum(segment) / 2), part.look))
-    return labels
+        yield svg.rectangle(x, height + shift - 5, 10, 10, part.look)
+        yield svg.text(x + 15, height + shift + 4, f"{svg.shorten(part.name, 12)} {part.text(value)}")
 
 
 def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
@@ -224,7 +225,7 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
             half = (right - left) / 2
             left, right = left + half, min(right + half, svg.WIDTH)
         title = svg.element("title", f"{chart.found.axis} {bin_}: {values}")
-        yield svg.rectangle(left, _TOP, right - left, bottom - _TOP, None, title)
+        yield svg.rectangle(left, TOP, right - left, bottom - TOP, None, title)
 
 
 # --- stacked columns --------------------------------------------------------------------------------

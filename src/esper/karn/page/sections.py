@@ -7,20 +7,13 @@ from markupsafe import Markup
 
 from esper.karn import notation
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.headline import comparison_text, conclude, gain_text
+from esper.karn.headline import comparison_text, conclude
 from esper.karn.metric import SCORE, metric_of
 from esper.karn.narrative import narrative_of
 from esper.karn.page.rendering import render
+from esper.karn.questions import episode_selection
 from esper.karn.questions.cost_comparison import verdict_picture
-from esper.karn.questions.episode_selection import (
-    THIS_EPISODE,
-    EpisodeKey,
-    default_episode,
-    episode_name,
-    episodes,
-    is_training,
-    notable_episodes,
-)
+from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.questions.overview import overview
 from esper.karn.run import Run
 from esper.karn.run_result import Result, compare, differences, flat, result
@@ -100,7 +93,7 @@ def run_section(run: Run, key: str, episode: EpisodeKey | None = None, compared:
         return section(key, "pairs", settings(run.row, key))
     if key not in OF_EPISODE:
         return section(key, "figure", figure_named(key).answer(run, compared=compared))
-    shown = default_episode(run) if episode is None else episode
+    shown = episode_selection.default_episode(run) if episode is None else episode
     choice = chooser(run, shown) if shown and key == "lanes" and compared is None else None
     return _of_episodes(run, key, [] if shown is None else [("", shown)], compared, chooser=choice)
 
@@ -126,10 +119,10 @@ def reported_section(run: Run, key: str) -> Markup:
         return run_section(run, key)
     if key == "lanes":
         return _of_episodes(run, key, chosen_episodes(run))
-    if is_training(run):
+    if run.is_training:
         return _of_episodes(run, key, chosen_episodes(run)[:1])
-    keys = [episode.key for episode in episodes(run)]
-    notes = [(episode_name(key, trained=False).capitalize(), key) for key in keys[:MOST_DIARIES]]
+    keys = [episode.key for episode in episode_selection.episodes(run)]
+    notes = [(episode_selection.episode_name(run, key).capitalize(), key) for key in keys[:MOST_DIARIES]]
     if len(notes) == 1:
         notes = [("", keys[0])]
     return _of_episodes(run, "diary", notes, left=len(keys) - len(notes))
@@ -137,15 +130,15 @@ def reported_section(run: Run, key: str) -> Markup:
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
     """Return the episodes to show, each with a heading unless it is the only one."""
-    if not is_training(run):
-        key = default_episode(run)
+    if not run.is_training:
+        key = episode_selection.default_episode(run)
         return [] if key is None else [("", key)]
-    names = {key: name for name, key in reversed(notable_episodes(run).items())}
     found = []
-    for key, name in reversed(names.items()):
+    for name, key in episode_selection.notable_episodes(run).items():
         (row,) = run.rows(EpisodeRow, THIS_EPISODE, key)
         scores = f"score {notation.points(row.val_score)}, twin {notation.points(row.twin_val_score)}"
-        found.append((f"{name.capitalize()} episode: {episode_name(key, trained=True)}, {scores}", key))
+        place = episode_selection.episode_name(run, key)
+        found.append((f"{name.capitalize()} episode: {place}, {scores}", key))
     return found
 
 
@@ -169,7 +162,7 @@ class Chooser(NamedTuple):
 
 def chooser(run: Run, shown: EpisodeKey) -> Chooser:
     """Return the links for a page that shows this episode."""
-    found, metric = episodes(run), metric_of(run.row)
+    found, metric = episode_selection.episodes(run), metric_of(run.row)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
     first = {episode.key.episode: episode for episode in reversed(found)}
@@ -225,9 +218,8 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
     for name, other in others:
         found = compare(run, other)
         sentence = comparison_text(found) if in_words else ""
-        ahead = [(found.validation, metric), (found.test_score, SCORE)]
-        texts = [notation.UNKNOWN if lead is None else gain_text(lead, by) for lead, by in ahead]
-        rows.append(_arm(name, other.row, found.result, *texts))
+        leads = metric.difference(found.validation), SCORE.difference(found.test_score)
+        rows.append(_arm(name, other.row, found.result, *leads))
     return section(
         "comparison",
         "comparison",
@@ -257,7 +249,7 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
     validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.test_score)
-    costs = [notation.count(round(found.params.mean)), notation.flop(round(found.flops.mean))]
+    costs = [notation.count(round(found.params.mean)), notation.flop(found.flops.mean)]
     return [origin, notation.count(found.episodes), validation, val_ahead, test, test_ahead, *costs]
 
 

@@ -1,6 +1,6 @@
 """Alerts of a run from raised to cleared, drawn as one line per rule."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from markupsafe import Markup
@@ -81,11 +81,12 @@ def alerts(run: Run) -> Alerts:
     """Return all alerts of a run over its iterations or epochs."""
     axis = axis_of(run)
     raised = _raised(axis)
-    spans = run.sql(
+    rules = run.sql(
         f"""
         WITH {raised}
-        SELECT rule, severity, start, stop, count(*) AS times, min(t) AS first
-        FROM raised GROUP BY rule, severity, start, stop ORDER BY first, start, rule, severity, stop
+        SELECT rule, CASE WHEN bool_or(severity = 'error') THEN 'error' ELSE 'warning' END, count(*),
+               list(DISTINCT [start, stop])
+        FROM raised GROUP BY rule ORDER BY min(t), min(start), rule
         """
     ).fetchall()
     entries = run.sql(
@@ -99,7 +100,10 @@ def alerts(run: Run) -> Alerts:
         """
     ).fetchall()
     found = tuple(AlertEntry(*values) for values in entries)
-    lines = _lines(spans, axis.bin_size)
+    lines = tuple(
+        AlertLine(rule, severity, times, _merged(spans, axis.bin_size))
+        for rule, severity, times, spans in rules
+    )
     ends = [span.end or span.start for line in lines for span in line.spans]
     return Alerts(axis.name, max([axis.end, *ends]), lines, found[:MOST_ENTRIES], len(found[MOST_ENTRIES:]))
 
@@ -122,21 +126,10 @@ def _raised(axis: Axis) -> str:
                    FROM followed WHERE event = 'raised')"""
 
 
-def _lines(
-    spans: list[tuple[str, Severity, int, int | None, int, float]], bin_size: int
-) -> tuple[AlertLine, ...]:
-    found: dict[str, AlertLine] = {}
-    for rule, severity, start, stop, times, _ in spans:
-        before = found.get(rule, AlertLine(rule, severity, 0, ()))
-        worst: Severity = "error" if "error" in (severity, before.severity) else "warning"
-        found[rule] = AlertLine(rule, worst, before.times + times, (*before.spans, AlertSpan(start, stop)))
-    return tuple(line._replace(spans=_merged(line.spans, bin_size)) for line in found.values())
-
-
-def _merged(spans: Sequence[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
+def _merged(spans: Iterable[tuple[int, int | None]], bin_size: int) -> tuple[AlertSpan, ...]:
     """Merge overlapping spans, and neighbours within one bin of a long axis."""
     merged: list[AlertSpan] = []
-    for span in sorted(spans, key=lambda span: span.start):
+    for span in sorted((AlertSpan(*ends) for ends in spans), key=lambda span: span.start):
         last = merged[-1] if merged else None
         if last is None or (last.end is not None and span.start >= last.end + bin_size):
             merged.append(span)

@@ -43,18 +43,13 @@ class EpisodeSummary(NamedTuple):
     score: float | None
 
 
-def episode_name(episode: EpisodeKey, *, trained: bool) -> str:
-    """Return the name of an episode; ``trained`` names its iteration."""
-    if not trained:
+def episode_name(run: Run, episode: EpisodeKey) -> str:
+    """Return the name of an episode: in a training, by its iteration."""
+    if not run.is_training:
         name = f"episode {episode.episode}"
         return name if episode.env == 0 else f"environment {episode.env}, {name}"
     name = f"iteration {episode.episode + 1}, environment {episode.env}"
     return f"{name}, attempt {episode.attempt + 1}" if episode.attempt else name
-
-
-def is_training(run: Run) -> bool:
-    """Return whether the run trains a policy; its episodes then belong to iterations."""
-    return run.row.iterations is not None
 
 
 def episodes(run: Run) -> list[EpisodeSummary]:
@@ -81,12 +76,12 @@ def unfinished_episode(run: Run) -> EpochRow | None:
 
 def final_episodes(run: Run) -> str:
     """Return the SQL condition for the episodes of the result: all, or a training's last iteration."""
-    return f"{LASTED} AND iteration = {LAST_ITERATION}" if is_training(run) else "true"
+    return f"{LASTED} AND iteration = {LAST_ITERATION}" if run.is_training else "true"
 
 
 def default_episode(run: Run) -> EpisodeKey | None:
     """Return the best episode of a training, or the last episode of another run; None if there is none."""
-    if is_training(run):
+    if run.is_training:
         query = "SELECT env, episode, attempt FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
     else:
         query = """
@@ -99,7 +94,7 @@ def default_episode(run: Run) -> EpisodeKey | None:
 
 
 def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
-    """Return the best, median and worst finished episode by validation score."""
+    """Return the best, median and worst finished episode by validation score, fewer if they coincide."""
     ranked = run.sql("SELECT env, episode, attempt FROM episode ORDER BY val_score, episode, env").fetchall()
-    names = {len(ranked) - 1: "best", len(ranked) // 2: "median", 0: "worst"} if ranked else {}
+    names = {0: "worst", len(ranked) // 2: "median", len(ranked) - 1: "best"} if ranked else {}
     return {name: EpisodeKey(*ranked[place]) for place, name in sorted(names.items(), reverse=True)}

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import AxisScale, around, tick_texts, ticks, value_axis, y_axis
+from esper.karn.drawing.axes import LEFT, TOP, AxisScale, around, tick_texts, ticks, value_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.run import Run
 from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
@@ -20,9 +20,7 @@ from esper.leyline.thresholds import CORRELATED_EPISODES
 MOST_EPISODES: Final = 160
 """Largest number of episodes shown as single dots; more episodes are grouped by return."""
 GROUPS: Final = 40
-_LEFT: Final = 62.0
 _RIGHT: Final = svg.WIDTH - 26
-_TOP: Final = 14.0
 _BOTTOM: Final = 224.0
 
 
@@ -91,9 +89,9 @@ def draw_honesty(found: Honesty, compared: Honesty | None = None) -> Picture:
     """Draw a dot per episode, or per group if there are many episodes."""
     groups = found.groups
     held = [*groups, *(compared.groups if compared else ())]
-    x = AxisScale(*around([group.median_return for group in held], 5), _LEFT, _RIGHT)
+    x = AxisScale(*around([group.median_return for group in held], 5), LEFT, _RIGHT)
     low, high = around([s for group in held for s in (group.quarter, group.three_quarters)], 4, floor=0.0)
-    y = AxisScale(low, min(high, 100.0), _BOTTOM, _TOP)
+    y = AxisScale(low, min(high, 100.0), _BOTTOM, TOP)
     positions = [x(group.median_return) for group in groups]
     spread = "".join(
         f"M{svg.number(at)} {svg.number(y(group.quarter))}V{svg.number(y(group.three_quarters))}"
@@ -107,9 +105,9 @@ def draw_honesty(found: Honesty, compared: Honesty | None = None) -> Picture:
             _BOTTOM + 46,
             f"Return against {_gain_name(found)}",
             f"{correlation} over {found.episodes} episodes",
-            y_axis(y, _LEFT, _RIGHT),
+            y_axis(y, LEFT, _RIGHT),
             value_axis(x, _BOTTOM, "return", tick_texts(ticks(x.low, x.high, 6))),
-            svg.text(_LEFT + 6, _TOP + 10, _gain_name(found), "dim halo"),
+            svg.text(LEFT + 6, TOP + 10, _gain_name(found), "dim halo"),
             svg.path(spread, "spread"),
             svg.path(dots, "dot faint"),
             svg.text(_RIGHT, _BOTTOM - 8, correlation, "strong halo", "end"),

@@ -5,10 +5,10 @@ from functools import partial
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, ChartLine, Panel, draw
-from esper.karn.drawing.picture import Picture, series_table
+from esper.karn.drawing.chart import Chart, ChartLine, Panel
+from esper.karn.drawing.picture import series_table
 from esper.karn.metric import metric_of
-from esper.karn.questions.episode_selection import IN_A_COMPLETE_ITERATION, LASTED, is_training
+from esper.karn.questions.episode_selection import IN_A_COMPLETE_ITERATION, LASTED
 from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
 
@@ -22,7 +22,7 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
     """
     metric = metric_of(run.row).column
     table, twin, where, averaged = "epoch", "twin_score", "true", "true"
-    if is_training(run):
+    if run.is_training:
         table, twin, where, averaged = "episode", "twin_val_score", IN_A_COMPLETE_ITERATION, LASTED
     means = {"score": metric, "twin": twin, "parameters": "params"}
     columns = {
@@ -37,19 +37,14 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
     return query_series(run, table, columns, where=where, joined=joined)
 
 
-def draw_growth(found: Series, compared: Series | None = None) -> Picture:
-    """Draw scores with bands against the twin, and the parameters below."""
-    texts = {"episodes": notation.count, "parameters": notation.count}
-    named = {found.metric.name if name == "score" else name: course for name, course in found.values.items()}
-    table = series_table(replace(found, values=named), found.metric.text, texts)
-    return Picture(draw(_growth_chart, found, compared), *table, _growth_caption(found))
-
-
-def _growth_chart(found: Series) -> Chart:
+def growth_chart(found: Series) -> Chart:
+    """Return the chart of scores with bands against the twin, and of the parameters below."""
     size = f"{notation.count(found.last('parameters'))} params"
     params = ChartLine("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
     metric = found.metric
+    named = {metric.name if name == "score" else name: course for name, course in found.values.items()}
+    texts = {"episodes": notation.count, "parameters": notation.count}
     scores = [
         ChartLine("twin", found["twin"], metric.text, "twin"),
         ChartLine(metric.name, found["score"], metric.text),
@@ -65,6 +60,8 @@ def _growth_chart(found: Series) -> Chart:
             Panel(170, scores, bands if _has_fan(found) else (), near=0.0, most=metric.most),
             Panel(60, [params], zero=True, ticks=2),
         ],
+        table=series_table(replace(found, values=named), metric.text, texts),
+        caption=_growth_caption(found),
         room=124,
     )
 
@@ -109,21 +106,12 @@ _signed = partial(notation.gain, decimals=2)
 
 def improvement(run: Run) -> Series | None:
     """Return the returns and scores of a training by iteration; None before the first update."""
-    return query_series(run, _TABLE, _COLUMNS) if is_training(run) else None
+    return query_series(run, _TABLE, _COLUMNS) if run.is_training else None
 
 
-def draw_improvement(found: Series, compared: Series | None = None) -> Picture:
-    """Draw returns with quartiles above, and scores below."""
-    scores = {"score": notation.points, "evaluation score": notation.points}
-    return Picture(
-        draw(_improvement_chart, found, compared),
-        *series_table(found, _signed, scores),
-        "Above: return of an iteration's episodes, median and middle half; below: their mean score."
-        " Dots: argmax episodes on selection rng seeds.",
-    )
-
-
-def _improvement_chart(found: Series) -> Chart:
+def improvement_chart(found: Series) -> Chart:
+    """Return the chart of returns with quartiles, and of scores below."""
+    texts = {"score": notation.points, "evaluation score": notation.points}
     returns = [
         ChartLine("return", found["median"], _signed),
         ChartLine("evaluated", found["evaluation return"], _signed, "dots", label=""),
@@ -141,4 +129,7 @@ def _improvement_chart(found: Series) -> Chart:
             Panel(130, returns, [(found["25 %"], found["75 %"])], zero=True),
             Panel(130, scores, near=0.0, most=100.0),
         ],
+        table=series_table(found, _signed, texts),
+        caption="Above: return of an iteration's episodes, median and middle half; below: their mean score."
+        " Dots: argmax episodes on selection rng seeds.",
     )

@@ -9,7 +9,6 @@ from typing import Final, NamedTuple
 from esper.karn import notation
 from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.alerts import AlertEntry, alerts
-from esper.karn.questions.episode_selection import is_training
 from esper.karn.questions.learning_curves import growth
 from esper.karn.questions.series import AxisName, Values
 from esper.karn.run import Run, State
@@ -53,14 +52,14 @@ def progress(run: Run) -> RunProgress:
     if isinstance(episodes, int) and row.horizon is not None:
         total = episodes * row.envs * row.horizon
     pace = seconds / done if seconds and done else None
-    if is_training(run):
+    if run.is_training:
         latest = f"(SELECT * FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
         ((iterations, pace),) = run.sql(f"SELECT max(iteration), avg(seconds) FROM {latest}").fetchall()
         done, total = iterations or 0, row.iterations
     left = None
     if state == "running" and pace is not None and total is not None:
         left = pace * max(total - done, 0)
-    unit: AxisName = "iteration" if is_training(run) else "epoch"
+    unit: AxisName = "iteration" if run.is_training else "epoch"
     steps_per_second = trained / seconds if seconds and trained else None
     return RunProgress(state, unit, done, total, seconds, left, steps_per_second)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from esper.karn.metric import SCORE, Metric, metric_of
-from esper.karn.questions.episode_selection import is_training
 from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
@@ -41,7 +40,7 @@ class Axis(NamedTuple):
 
 def axis_of(run: Run) -> Axis:
     """Return the axis: iterations of a training, else epochs."""
-    if is_training(run):
+    if run.is_training:
         return Axis("iteration", run.row.iterations or 0)
     return Axis("epoch", run.row.horizon or 0)
 

@@ -6,6 +6,7 @@ Runs are used by one thread at a time, and only a few stay open.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
@@ -14,9 +15,9 @@ import duckdb
 
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import LOCK_FILE
-from esper.karn.jsonl_tables import error_text
 from esper.karn.run import Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
+from esper.karn.tables import error_text
 from esper.leyline.errors import EsperError
 
 T = TypeVar("T")
@@ -74,17 +75,13 @@ class AnswerCache:
     def _work_out(
         self, found: FoundRun, other: FoundRun | None, answer: Callable[..., T]
     ) -> T | ReadingError:
-        if other is not None and other.refusal is None:
-            both = self._attempt(found, lambda: answer(self._opened(found.path), self._opened(other.path)))
-            if not isinstance(both, ReadingError):
-                return both
-        return self._attempt(found, lambda: answer(self._opened(found.path)))
-
-    def _attempt(self, found: FoundRun, work_out: Callable[[], T]) -> T | ReadingError:
         if found.refusal is not None:
             return ReadingError(found.refusal)
+        if other is not None and other.refusal is None:
+            with suppress(*DAMAGE):
+                return answer(self._opened(found.path), self._opened(other.path))
         try:
-            return work_out()
+            return answer(self._opened(found.path))
         except DAMAGE as error:
             reason = error_text(error).replace(f"{found.path}/", "")
             return ReadingError(f"'{found.name}' cannot be read: {reason}")

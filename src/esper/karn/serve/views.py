@@ -1,42 +1,41 @@
-"""HTML pages of the server: list of runs, one run, comparison of two runs, and their sections.
+"""Views of the server: list of runs, one run, comparison of two runs, their sections, and server-sent events.
 
 A page is loaded without its sections. The browser loads a section when it becomes visible, and again when its
 run has new rows. Endpoints are plain functions that starlette runs on threads.
 """
 
+import asyncio
+import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Final
 
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from esper.karn.page import sections
 from esper.karn.page.rendering import render, render_page
 from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, parse_episode
-from esper.karn.questions.overview import Overview, overview
+from esper.karn.questions.overview import overview
+from esper.karn.runs import ListedRun
 from esper.karn.serve.answer_cache import AnswerCache, ReadingError
-from esper.karn.serve.event_stream import events_response
-from esper.karn.serve.folder import FoundRun, UnknownRunError
+from esper.karn.serve.folder import FoundRun, RunFolder, UnknownRunError
 from esper.leyline.errors import EsperError, UnknownNameError
 
+SECONDS: Final = 1.0
+"""Seconds between two checks of the folder."""
+HEARTBEAT_CHECKS: Final = 15
+"""Number of checks without changes after which a comment is sent, so that a dead connection is detected."""
+RETRY_MS: Final = 2000
+"""Milliseconds after which a browser reconnects."""
 SECONDS_FOR_ROWS: Final = 0.5
 """Seconds after which the list leaves further runs unread; the browser asks again for them."""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
+NO_STORE: Final = {"Cache-Control": "no-store"}
 PENDING: Final = "panel pending"
 """CSS classes of a section that the browser loads later."""
-
-
-class Listed(NamedTuple):
-    """One row of the list of runs."""
-
-    id: str
-    name: str
-    state: str
-    overview: Overview | None = None
-    """None if the run was not read yet, or cannot be read."""
-    problem: str | None = None
 
 
 class Views:
@@ -60,7 +59,8 @@ class Views:
 
     async def events(self, request: Request) -> Response:
         """Stream the versions of the runs until the browser disconnects."""
-        return events_response(self._folder, self._is_ending)
+        events = run_events(self._folder, self._is_ending)
+        return StreamingResponse(events, media_type="text/event-stream", headers=NO_STORE)
 
     def list(self, request: Request) -> Response:
         """Return the page with the list of runs."""
@@ -132,14 +132,14 @@ class Views:
         listed.sort(key=lambda one: (one.state == "unread", one.state != "running"))
         return render("rows.html", runs=listed)
 
-    def _listed(self, found: FoundRun, end: float) -> Listed:
+    def _listed(self, found: FoundRun, end: float) -> ListedRun:
         if time.monotonic() > end and not self._cache.is_cached(found.id, "overview"):
-            return Listed(found.id, found.name, "unread")
+            return ListedRun(found.name, "unread", id=found.id)
         try:
             known = self._cache.ask(found.id, "overview", overview)
         except ReadingError as error:
-            return Listed(found.id, found.name, "unreadable", problem=str(error))
-        return Listed(found.id, found.name, known.progress.state, known)
+            return ListedRun(found.name, "damaged", problem=str(error), id=found.id)
+        return ListedRun(found.name, known.progress.state, known, id=found.id)
 
     def _both(self, request: Request) -> tuple[FoundRun, FoundRun]:
         ids: Sequence[str] = request.query_params.getlist("run")
@@ -162,7 +162,7 @@ class Views:
     def _answer(self, key: str, work_out: Callable[[], str]) -> Response:
         """Return a section, or the reason why it cannot be shown."""
         try:
-            return HTMLResponse(work_out(), headers={"Cache-Control": "no-store"})
+            return HTMLResponse(work_out(), headers=NO_STORE)
         except ReadingError as error:
             title = TITLES.get(key)
             return HTMLResponse(render("refusal.html", title=title, sentence=str(error)))
@@ -170,7 +170,7 @@ class Views:
     def _page(self, template: str, title: str, **content: Any) -> Response:
         return HTMLResponse(
             render_page(template, title=title, served=True, folder=self._folder.root.name, **content),
-            headers={"Cache-Control": "no-store"},
+            headers=NO_STORE,
         )
 
     def refusal(self, request: Request, error: Exception) -> Response:
@@ -178,3 +178,28 @@ class Views:
         page = self._page("problem.html", "esper", sentence=str(error))
         page.status_code = 404 if isinstance(error, UnknownNameError | UnknownRunError) else 400
         return page
+
+
+# --- server-sent events -----------------------------------------------------------------------------
+
+
+async def run_events(
+    folder: RunFolder, is_ending: Callable[[], bool], seconds: float = SECONDS
+) -> AsyncIterator[str]:
+    """Yield the events of one connection as text: the version of every run.
+
+    Every event contains all runs, so an interrupted connection loses nothing. An event is sent at the start
+    and whenever a run appears, changes or disappears; otherwise a comment is sent now and then.
+    """
+    yield f"retry: {RETRY_MS}\n"
+    known, quiet = None, 0
+    while not is_ending():
+        runs = await run_in_threadpool(folder.runs)
+        found = {id: run.version for id, run in runs.items()}
+        quiet = quiet + 1 if found == known else 0
+        if not quiet:
+            yield f"event: runs\ndata: {json.dumps(found)}\n\n"
+        elif quiet % HEARTBEAT_CHECKS == 0:
+            yield ": nothing new\n\n"
+        known = found
+        await asyncio.sleep(seconds)

@@ -25,7 +25,7 @@ class TrackerExporter:
     """Logs points to a run of a tracker."""
 
     log: Callable[[dict[str, float], int], object]
-    finish: Callable[[], object]
+    close: Callable[[], object]
     view: str
     """Command that shows the export."""
 
@@ -35,9 +35,6 @@ class TrackerExporter:
 
     def flush(self) -> None:
         """Do nothing; trackers flush by themselves."""
-
-    def close(self) -> None:
-        self.finish()
 
 
 def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExporter:
@@ -79,9 +76,8 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
             config=_configuration(run),
             dir=str(out),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            settings=wandb.Settings(
-                console="off", x_disable_stats=True
-            ),  # the run's hardware is not this machine
+            # No statistics of this machine: the run used another one.
+            settings=wandb.Settings(console="off", x_disable_stats=True),
         )
     except wandb.Error as error:
         raise ExportError(f"Weights & Biases did not begin a run: {error}") from error

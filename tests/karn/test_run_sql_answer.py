@@ -2,7 +2,7 @@ from functools import partial
 
 import pytest
 
-from esper.karn.sql_answer import answer_query
+from esper.karn.run import answer_query
 from esper.karn.tables import QueryError
 from tests.karn.serving import write_run
 

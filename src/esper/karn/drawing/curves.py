@@ -1,0 +1,91 @@
+"""Curves and dots over a logarithmic axis, with their names on the right."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from markupsafe import Markup
+
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, value_axis, y_axis
+
+FOOT: Final = 46.0
+"""Height of the tick labels and the name of the axis below a panel."""
+_ROOM: Final = 170.0
+"""Width of the names on the right."""
+_HEIGHT: Final = 300.0
+_LETTERS: Final = 20
+_TICKS: Final = 5
+_NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
+"""CSS classes of a curve's name, by the look of the curve."""
+
+
+class Curve(NamedTuple):
+    """Points of one arm; NaN is unknown."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    look: str
+    """``line``, ``thin``, ``thin faint``, ``twin`` (dotted) or ``dots``."""
+
+    @property
+    def known(self) -> list[svg.Point]:
+        return [point for point in self.points if not any(map(math.isnan, point))]
+
+
+def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequence[Curve]) -> Markup:
+    """Draw curves as SVG.
+
+    Args:
+        title: Title of the picture.
+        axis: Name of the axis.
+        labels: Tick labels by value.
+        curves: Curves to draw, the lowest first.
+    """
+    losses = [loss for curve in curves for _, loss in curve.known]
+    if not losses:
+        nothing = svg.text(LEFT, 40, "nothing to show", "dim")
+        return svg.drawing(TOP + _HEIGHT, title, "no arm has a known loss", nothing)
+    named = sum(bool(curve.name and curve.known) for curve in curves)
+    description = f"{named} lines; the lowest loss is {min(losses):.3f}."
+    return svg.drawing(TOP + _HEIGHT + FOOT, title, description, curve_panel(axis, labels, curves))
+
+
+def curve_panel(
+    axis: str, labels: Mapping[float, str], curves: Sequence[Curve], top: float = TOP, height: float = _HEIGHT
+) -> Markup:
+    """Draw curves with their axes and names; at least one point must be known."""
+    known = [point for curve in curves for point in curve.known]
+    places = [math.log2(at) for at, _ in known]
+    x = AxisScale(min(places), max(places), LEFT, svg.WIDTH - _ROOM)
+    y = AxisScale(*around([value for _, value in known], _TICKS), top + height, top)
+    drawn, names = [], []
+    for curve in curves:
+        points = [None if math.isnan(value) else (x(math.log2(at)), y(value)) for at, value in curve.points]
+        seen = [point for point in points if point is not None]
+        is_dot = curve.look == "dots"
+        drawn.append(svg.path(svg.dots(seen), "dot small") if is_dot else svg.curve(points, curve.look))
+        if curve.name and seen:
+            names.append((curve, (seen[-1][0] if is_dot else x.stop) + 9, seen[-1][1]))
+    heights = apart([place for _, _, place in names])
+    return svg.group(
+        y_axis(y, x.start, x.stop, most=_TICKS + 1),
+        value_axis(x, top + height, axis, _thinned(x, labels)),
+        *drawn,
+        *(
+            svg.text(at, place + 4, svg.shorten(curve.name, _LETTERS), _NAMES.get(curve.look, "halo"))
+            for (curve, at, _), place in zip(names, heights, strict=True)
+        ),
+    )
+
+
+def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
+    """Return tick labels by position on the axis, without labels that overlap the previous one."""
+    kept: dict[float, str] = {}
+    free = -math.inf
+    for value, text in sorted(labels.items()):
+        place, half = math.log2(value), svg.width_of(text) / 2
+        if x(place) - half >= free:
+            kept[place] = text
+            free = x(place) + half
+    return kept
