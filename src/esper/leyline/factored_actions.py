@@ -8,8 +8,9 @@ builds one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -243,7 +244,12 @@ def _check_tables() -> None:
 _check_tables()
 
 
-class FactoredAction(NamedTuple):
+def _is(op: LifecycleOp) -> property:
+    return property(lambda action: action.op is op)
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredAction:
     """One action with named fields, for display and tests."""
 
     op: LifecycleOp
@@ -258,37 +264,19 @@ class FactoredAction(NamedTuple):
     @classmethod
     def from_indices(cls, indices: Sequence[int] | IntArray) -> FactoredAction:
         """Return the action of eight indices in ``Head`` order."""
-        return cls._make(
-            kind(int(index)) for kind, index in zip((LifecycleOp, int, *CHOICES), indices, strict=True)
-        )
+        kinds = (LifecycleOp, int, *CHOICES)
+        return cls(*(kind(int(index)) for kind, index in zip(kinds, indices, strict=True)))
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return tuple(map(int, self))
+        return tuple(int(value) for value in astuple(self))
 
-    @property
-    def is_wait(self) -> bool:
-        return self.op is LifecycleOp.WAIT
-
-    @property
-    def is_germinate(self) -> bool:
-        return self.op is LifecycleOp.GERMINATE
-
-    @property
-    def is_set_alpha_target(self) -> bool:
-        return self.op is LifecycleOp.SET_ALPHA_TARGET
-
-    @property
-    def is_prune(self) -> bool:
-        return self.op is LifecycleOp.PRUNE
-
-    @property
-    def is_fossilize(self) -> bool:
-        return self.op is LifecycleOp.FOSSILIZE
-
-    @property
-    def is_advance(self) -> bool:
-        return self.op is LifecycleOp.ADVANCE
+    is_wait = _is(LifecycleOp.WAIT)
+    is_germinate = _is(LifecycleOp.GERMINATE)
+    is_set_alpha_target = _is(LifecycleOp.SET_ALPHA_TARGET)
+    is_prune = _is(LifecycleOp.PRUNE)
+    is_fossilize = _is(LifecycleOp.FOSSILIZE)
+    is_advance = _is(LifecycleOp.ADVANCE)
 
     @property
     def blueprint_id(self) -> str:

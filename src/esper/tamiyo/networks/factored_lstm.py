@@ -79,9 +79,8 @@ class PolicyDecision(NamedTuple):
     hidden: Hidden
 
     def cpu(self) -> PolicyDecision:
-        memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
-        names = ("actions", "log_probs", "masks", "op_probs", "value")
-        return self._replace(hidden=memory, **{name: getattr(self, name).cpu() for name in names})
+        *tensors, (h, c) = self
+        return PolicyDecision(*(tensor.cpu() for tensor in tensors), (h.cpu(), c.cpu()))
 
 
 class ActionEvaluation(NamedTuple):

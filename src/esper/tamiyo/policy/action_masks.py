@@ -22,12 +22,8 @@ from esper.leyline import (
     head_sizes,
     legal_slots_by_op,
 )
-from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import BoolArray
-
-
-class EmptyMaskError(EsperError):
-    """A head has no legal value."""
+from esper.tamiyo.policy.distributions import EmptyMaskError
 
 
 @dataclass(frozen=True, slots=True)
