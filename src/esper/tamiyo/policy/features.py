@@ -74,9 +74,9 @@ def batch_obs_to_features(
     blocks = ((obs, BASE_FEATURES), (slots, SLOT_FEATURES), (obs[:, end:], CONTEXT_FEATURES * context))
     # Values beyond float32 become inf and are clipped; inf - inf is NaN and becomes the unknown value.
     with np.errstate(over="ignore", invalid="ignore"):
-        for block, features in blocks:
+        for block, table in blocks:
             column = 0
-            for feature in features:
+            for feature in table:
                 values = feature.source(signals, reports, shared)
                 values = values if values.ndim == block.ndim else values[..., None]
                 block[..., column : column + values.shape[-1]] = values
