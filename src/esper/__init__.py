@@ -9,9 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.growth import Growth, diagnose, grow, load, plant
+    from esper.growth.diagnose import diagnose, plant
+    from esper.growth.grow import grow
+    from esper.growth.growth import Growth
     from esper.karn.run import open_run
     from esper.kasmina import MorphogeneticModel, check_blueprint, harvest, register_blueprint
+    from esper.kasmina.checkpoint import load
 
 __version__ = "0.1.0"
 __all__ = [
