@@ -37,3 +37,10 @@ def test_seeds_differ_for_every_part_of_the_name() -> None:
     seeds = {derive_seed(rng_seed, *rest) for rng_seed, *rest in names}
     assert len(seeds) == len(names)
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_registry_imports_no_controller_before_one_is_made() -> None:
+    code = "import sys, esper.tamiyo.controller_registry; print(*sys.modules)"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = [name for name in child.stdout.split() if name.startswith("esper.tamiyo")]
+    assert loaded == ["esper.tamiyo", "esper.tamiyo.controller_registry"]

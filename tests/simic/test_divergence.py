@@ -232,7 +232,7 @@ def test_second_attempt_is_compared_with_its_own_twin() -> None:
     rewards = column(play(env, {}), "reward", 1)
     assert rewards == [-PENALTY, -PENALTY, 0.0, 0.0, 0.0, 0.0]
     second, third = env._vector.envs[:2]
-    assert (third._place().attempt, third.epoch) == (2, 4)
+    assert (third._key().attempt, third.epoch) == (2, 4)
     assert len(set(third._val_scores)) > 1, "waiting earns nothing although the score changes"
     unpaired = np.array(env.reward_log.unpaired)[:, 0]
     assert abs(unpaired[:2].sum()) > 1e-3

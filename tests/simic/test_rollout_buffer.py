@@ -68,14 +68,14 @@ def test_add_to_a_full_buffer_raises() -> None:
 
 def test_sequences_have_whole_environments_and_their_start_state() -> None:
     buffer = filled()
-    part = buffer.get_batched_sequences(slice(1, 3))
-    assert torch.equal(part.state, buffer.state[1:])
-    assert torch.equal(part.blueprint_indices, buffer.blueprint_indices[1:])
-    assert torch.equal(part.actions, buffer.actions[1:])
-    assert torch.equal(part.masks, buffer.masks[1:])
-    assert torch.equal(part.fresh, buffer.fresh[1:])
-    assert [tuple(state.shape) for state in part.hidden] == [(1, 2, 5)] * 2
-    assert len(buffer.get_batched_sequences().state) == 3
+    state, blueprint_indices, actions, masks, hidden, fresh = buffer.get_batched_sequences(slice(1, 3))
+    assert torch.equal(state, buffer.state[1:])
+    assert torch.equal(blueprint_indices, buffer.blueprint_indices[1:])
+    assert torch.equal(actions, buffer.actions[1:])
+    assert torch.equal(masks, buffer.masks[1:])
+    assert torch.equal(fresh, buffer.fresh[1:])
+    assert [tuple(part.shape) for part in hidden] == [(1, 2, 5)] * 2
+    assert len(buffer.get_batched_sequences()[0]) == 3
 
 
 def test_join_concatenates_environments() -> None:

@@ -88,7 +88,7 @@ def test_return_of_a_second_attempt_has_its_own_rewards_only(
     begin_step = MorphEnv.begin_step
 
     def fragile(env: MorphEnv, action: IntArray) -> None:
-        place = env._place()
+        place = env._key()
         if (place.env, place.attempt, place.epoch) in ((1, 0, 2), (1, 1, 1)):
             torch.nn.init.constant_(next(env.model.host.parameters()), math.nan)
         begin_step(env, action)

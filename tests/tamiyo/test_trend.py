@@ -11,7 +11,3 @@ def test_per_doubling_returns_slope_end_and_standard_error() -> None:
     assert (trend.slope, trend.now, trend.error) == pytest.approx((-1.0, 0.0, 0.0), abs=1e-6)
     # Residuals (1, −1, −1, 1)/2 around a level line: variance 1 / (4 − 2), over 5 = Σ (x − 1.5)².
     assert per_doubling([1, 2, 4, 8], [1.0, 0.0, 0.0, 1.0]).error == pytest.approx(math.sqrt(0.5 / 5))
-
-
-def test_fit_of_three_points_has_no_standard_error() -> None:
-    assert math.isnan(per_doubling([1, 2, 4], [1.0, 2.0, 3.0]).error)

@@ -6,20 +6,18 @@ unit, meaning and healthy band from the ``Column`` in the annotation, which ever
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 from esper.leyline.rows import TABLES, Column, Row
 
-_FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = MappingProxyType(
-    {
-        int: ("integer", "BIGINT"),
-        float: ("number", "DOUBLE"),
-        str: ("text", "VARCHAR"),
-        bool: ("flag", "BOOLEAN"),
-        Any: ("anything", "JSON"),
-    }
-)
+_FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = {
+    int: ("integer", "BIGINT"),
+    float: ("number", "DOUBLE"),
+    str: ("text", "VARCHAR"),
+    bool: ("flag", "BOOLEAN"),
+    Any: ("anything", "JSON"),
+}
 """Name in documentation and type in SQL, by Python type."""
 
 
@@ -93,9 +91,9 @@ def _described(declared: Any) -> tuple[str, str, bool]:
     return name + (" or null" if may_be_unknown else ""), sql_type, holds_floats
 
 
-COLUMNS: Final[Mapping[str, tuple[ColumnSpec, ...]]] = MappingProxyType(
-    {table: columns_of(table, row_type) for table, row_type in TABLES.items()}
-)
+COLUMNS: Final[Mapping[str, tuple[ColumnSpec, ...]]] = {
+    table: columns_of(table, row_type) for table, row_type in TABLES.items()
+}
 """Columns by table."""
-TABLE_OF: Final[Mapping[type[Row], str]] = MappingProxyType({row: table for table, row in TABLES.items()})
+TABLE_OF: Final[Mapping[type[Row], str]] = {row: table for table, row in TABLES.items()}
 """Name of the table by row type."""

@@ -8,9 +8,9 @@ builds one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
 from enum import IntEnum
-from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,7 +121,7 @@ class Head(IntEnum):
 
 NUM_OPS, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO = map(len, (LifecycleOp, BlueprintAction, Style, Tempo))
 NUM_HEADS: Final = len(Head)
-_CHOICES: Final = (BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
+CHOICES: Final = (BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
 """Enumerations of the heads after op and slot."""
 OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = map(int, LifecycleOp)
 
@@ -133,9 +133,11 @@ BLEND_IDS: Final = tuple(style.name.lower() for style in Style)
 TEMPO_EPOCHS: Final = (3, 5, 8)
 ALPHA_TARGET_VALUES: Final = (0.5, 0.7, 1.0)
 ALPHA_SPEED_EPOCHS: Final = (0, 3, 5, 8)
-SIGMOID_STEEPNESS: Final[Mapping[AlphaCurve, float]] = MappingProxyType(
-    {AlphaCurve.SIGMOID_GENTLE: 6.0, AlphaCurve.SIGMOID: 12.0, AlphaCurve.SIGMOID_SHARP: 24.0}
-)
+SIGMOID_STEEPNESS: Final[Mapping[AlphaCurve, float]] = {
+    AlphaCurve.SIGMOID_GENTLE: 6.0,
+    AlphaCurve.SIGMOID: 12.0,
+    AlphaCurve.SIGMOID_SHARP: 24.0,
+}
 STYLE_OPERATORS: Final = (BlendOperator.ADD, BlendOperator.MULTIPLY, BlendOperator.ADD, BlendOperator.GATE)
 STYLE_CURVES: Final = (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.LINEAR)
 
@@ -156,16 +158,14 @@ DEFAULT_FEATURE_DIM: Final = 256
 DEFAULT_GAMMA: Final = 0.995
 """Decay per epoch of a measurement's freshness, and default discount of reward families."""
 
-_READS: Final[Mapping[LifecycleOp, str]] = MappingProxyType(
-    {
-        LifecycleOp.WAIT: "op",
-        LifecycleOp.GERMINATE: "op slot blueprint style tempo alpha_target",
-        LifecycleOp.SET_ALPHA_TARGET: "op slot alpha_target alpha_speed alpha_curve",
-        LifecycleOp.PRUNE: "op slot alpha_speed alpha_curve",
-        LifecycleOp.FOSSILIZE: "op slot",
-        LifecycleOp.ADVANCE: "op slot",
-    }
-)
+_READS: Final[Mapping[LifecycleOp, str]] = {
+    LifecycleOp.WAIT: "op",
+    LifecycleOp.GERMINATE: "op slot blueprint style tempo alpha_target",
+    LifecycleOp.SET_ALPHA_TARGET: "op slot alpha_target alpha_speed alpha_curve",
+    LifecycleOp.PRUNE: "op slot alpha_speed alpha_curve",
+    LifecycleOp.FOSSILIZE: "op slot",
+    LifecycleOp.ADVANCE: "op slot",
+}
 HEADS_OF_OP: Final = np.array([[name in read.split() for name in HEAD_NAMES] for read in _READS.values()])
 """Heads that each op reads, bool ``[op, head]``, for masks, credit assignment, entropy and telemetry."""
 HEADS_OF_OP.setflags(write=False)
@@ -180,7 +180,7 @@ CANONICAL_ACTION.setflags(write=False)
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:
     """Return the number of values of each head, in ``Head`` order."""
-    return (NUM_OPS, num_slots, *map(len, _CHOICES))
+    return (NUM_OPS, num_slots, *map(len, CHOICES))
 
 
 def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
@@ -228,16 +228,12 @@ def _check_tables() -> None:
         "INSTANT FAST MEDIUM SLOW",
         "LINEAR COSINE SIGMOID_GENTLE SIGMOID SIGMOID_SHARP",
     )
-    kinds: tuple[type[IntEnum], ...] = (LifecycleOp, *_CHOICES)
+    kinds: tuple[type[IntEnum], ...] = (LifecycleOp, *CHOICES)
     expected: Mapping[str, tuple[object, object]] = {
         **{kind.__name__: (" ".join(kind.__members__), row) for kind, row in zip(kinds, names, strict=True)},
         "sizes": (head_sizes(3), (6, 3, 13, 4, 3, 3, 4, 5)),
         "heads": (NUM_HEADS, 8),
         "values per style": ((len(STYLE_OPERATORS), len(STYLE_CURVES)), (4, 4)),
-        "ops": (
-            [OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE],
-            [*range(6)],
-        ),
         "heads per op": (HEADS_OF_OP.sum(axis=1).tolist(), [1, 6, 5, 4, 2, 2]),
     }
     for name, (found, wanted) in expected.items():
@@ -248,7 +244,12 @@ def _check_tables() -> None:
 _check_tables()
 
 
-class FactoredAction(NamedTuple):
+def _is(op: LifecycleOp) -> property:
+    return property(lambda action: action.op is op)
+
+
+@dataclass(frozen=True, slots=True)
+class FactoredAction:
     """One action with named fields, for display and tests."""
 
     op: LifecycleOp
@@ -263,37 +264,19 @@ class FactoredAction(NamedTuple):
     @classmethod
     def from_indices(cls, indices: Sequence[int] | IntArray) -> FactoredAction:
         """Return the action of eight indices in ``Head`` order."""
-        return cls._make(
-            kind(int(index)) for kind, index in zip((LifecycleOp, int, *_CHOICES), indices, strict=True)
-        )
+        kinds = (LifecycleOp, int, *CHOICES)
+        return cls(*(kind(int(index)) for kind, index in zip(kinds, indices, strict=True)))
 
     @property
     def indices(self) -> tuple[int, ...]:
-        return tuple(map(int, self))
+        return tuple(int(value) for value in astuple(self))
 
-    @property
-    def is_wait(self) -> bool:
-        return self.op is LifecycleOp.WAIT
-
-    @property
-    def is_germinate(self) -> bool:
-        return self.op is LifecycleOp.GERMINATE
-
-    @property
-    def is_set_alpha_target(self) -> bool:
-        return self.op is LifecycleOp.SET_ALPHA_TARGET
-
-    @property
-    def is_prune(self) -> bool:
-        return self.op is LifecycleOp.PRUNE
-
-    @property
-    def is_fossilize(self) -> bool:
-        return self.op is LifecycleOp.FOSSILIZE
-
-    @property
-    def is_advance(self) -> bool:
-        return self.op is LifecycleOp.ADVANCE
+    is_wait = _is(LifecycleOp.WAIT)
+    is_germinate = _is(LifecycleOp.GERMINATE)
+    is_set_alpha_target = _is(LifecycleOp.SET_ALPHA_TARGET)
+    is_prune = _is(LifecycleOp.PRUNE)
+    is_fossilize = _is(LifecycleOp.FOSSILIZE)
+    is_advance = _is(LifecycleOp.ADVANCE)
 
     @property
     def blueprint_id(self) -> str:
@@ -306,28 +289,3 @@ class FactoredAction(NamedTuple):
     @property
     def operator(self) -> BlendOperator:
         return BlendOperator[self.style.name.rpartition("_")[2]]
-
-
-def check_lookups() -> None:
-    """Compare the lookup tables with ``FactoredAction``, for every value of every head."""
-    for head, size in enumerate(head_sizes(num_slots=1)):
-        for value in range(size):
-            indices = CANONICAL_ACTION.copy()
-            indices[head] = value
-            op, _, blueprint, style, *_ = indices
-            action = FactoredAction.from_indices(indices)
-            pairs: tuple[tuple[object, object], ...] = (
-                (action.indices, tuple(indices)),
-                ([name for name in OP_NAMES if getattr(action, f"is_{name.lower()}")], [OP_NAMES[op]]),
-                (action.op.name, OP_NAMES[op]),
-                (action.blueprint_id, BLUEPRINT_IDS[blueprint]),
-                (action.blend_id, BLEND_IDS[style]),
-                (action.operator, STYLE_OPERATORS[style]),
-            )
-            for shown, looked_up in pairs:
-                if shown != looked_up:
-                    raise RuntimeError(f"action {tuple(indices)} is {shown} by name and {looked_up} by table")
-
-
-if __debug__:  # left out by python -O
-    check_lookups()

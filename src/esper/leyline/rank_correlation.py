@@ -32,25 +32,19 @@ def reward_correlation(episodes: Sequence[Rewarded]) -> float | None:
     """
     if len(episodes) < 3:
         return None
-    return rank_correlation(_rounded(one.total_reward for one in episodes), _rounded(gains(episodes)))
-
-
-def rank_correlation(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return Spearman's rank correlation; None if one of the sequences is constant."""
     try:
-        return statistics.correlation(_ranks(a), _ranks(b))
+        return statistics.correlation(_ranks(one.total_reward for one in episodes), _ranks(gains(episodes)))
     except statistics.StatisticsError:
         return None
 
 
-def _rounded(values: Iterable[float]) -> list[float]:
-    """Return values to six decimals: rounding errors would give equal episodes different ranks."""
-    return [round(value, 6) for value in values]
+def _ranks(values: Iterable[float]) -> list[float]:
+    """Return the rank of each value; values equal to six decimals share their mean rank.
 
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    """Return the rank of each value; equal values share their mean rank."""
+    Without rounding, numerical errors would give equal episodes different ranks.
+    """
+    rounded = [round(value, 6) for value in values]
     places: dict[float, list[int]] = {}
-    for place, value in enumerate(sorted(values)):
+    for place, value in enumerate(sorted(rounded)):
         places.setdefault(value, []).append(place)
-    return [statistics.fmean(places[value]) for value in values]
+    return [statistics.fmean(places[value]) for value in rounded]

@@ -49,10 +49,7 @@ class SeedStateReport:
     downstream_alpha: float | None = None
 
 
-_CONVERTED: Final = {"stage", "epochs_since_measured"}
-_SHARED: Final = (
-    {f.name for f in fields(SeedStateReport)} & {f.name for f in fields(SlotTable)}
-) - _CONVERTED
+_SHARED: Final = {f.name for f in fields(SeedStateReport)} & {f.name for f in fields(SlotTable)}
 """Fields of a report that have the name of their column in the slot table."""
 
 
@@ -80,16 +77,15 @@ def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> Se
     """Return the report of one slot; without a seed it has slot id, stage and epochs in stage alone."""
     column = {name: _known(array[env, slot].item()) for name, array in table.arrays().items()}
     slot_id, stage = space.slot_config.slot_ids[slot], Stage(column["stage"])
+    since = column["epochs_since_measured"]
+    column |= {"stage": stage, "epochs_since_measured": None if since == NEVER else since}
     if not table.occupied[env, slot]:
         return SeedStateReport(slot_id=slot_id, stage=stage, epochs_in_stage=column["epochs_in_stage"])
-    since = column["epochs_since_measured"]
     left = column["ramp_epochs"] - column["ramp_elapsed"] if table.ramping[env, slot] else 0
     alpha = table.alpha[env] * table.in_forward[env]
     return SeedStateReport(
-        **{name: column[name] for name in _SHARED}
-        | {"epochs_since_measured": None if since == NEVER else since},
+        **{name: column[name] for name in _SHARED},
         slot_id=slot_id,
-        stage=stage,
         blueprint_id=space.blueprint_names[column["blueprint"]],
         style_id=BLEND_IDS[column["style"]],
         operator=STYLE_OPERATORS[column["style"]],

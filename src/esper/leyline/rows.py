@@ -8,7 +8,6 @@ index, so the number of slots or heads does not change a type. ``None`` means un
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -25,7 +24,7 @@ Terms = dict[str, float | None]
 OptFloat = float | None
 """A number, or None if it is unknown."""
 
-UNIT_RANGES: Final = MappingProxyType({"fraction": (0.0, 1.0), "score": (0.0, 100.0)})
+UNIT_RANGES: Final[Mapping[str, tuple[float, float]]] = {"fraction": (0.0, 1.0), "score": (0.0, 100.0)}
 """Possible range of values by unit. Differences of scores have the unit points, which has no range."""
 
 
@@ -332,7 +331,9 @@ SCHEMA_VERSION = 4
 Detail = Literal["summary", "standard", "full"]
 _SUMMARY: Final = frozenset({"run", "update", "episode", "transition", "alert", "resource"})
 _STANDARD: Final = _SUMMARY | {"epoch", "decision"}
-TABLES_OF_DETAIL: Final[Mapping[Detail, frozenset[str]]] = MappingProxyType(
-    {"summary": _SUMMARY, "standard": _STANDARD, "full": _STANDARD | {"seed", "counterfactual"}}
-)
+TABLES_OF_DETAIL: Final[Mapping[Detail, frozenset[str]]] = {
+    "summary": _SUMMARY,
+    "standard": _STANDARD,
+    "full": _STANDARD | {"seed", "counterfactual"},
+}
 """Tables that a run writes, by level of detail."""

@@ -1,23 +1,10 @@
 """Lifecycle rules of a run, and the action space that follows from rules, slots and blueprints."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from esper.leyline.errors import UnknownNameError
-from esper.leyline.factored_actions import (
-    BLEND_IDS,
-    CANONICAL_ACTION,
-    HEAD_NAMES,
-    OP_NAMES,
-    AlphaCurve,
-    AlphaSpeed,
-    AlphaTarget,
-    IntArray,
-    Tempo,
-)
+from esper.leyline.factored_actions import CANONICAL_ACTION, CHOICES, HEAD_NAMES, OP_NAMES, IntArray
 from esper.leyline.slot_config import SlotConfig
-
-_NAMED_CHOICES: Final = (Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +72,5 @@ class ActionSpace:
     @property
     def choice_names(self) -> tuple[tuple[str, ...], ...]:
         """Names of the values of each head in index order, heads in the order of ``HEAD_NAMES``."""
-        return (
-            OP_NAMES,
-            self.slot_config.slot_ids,
-            self.blueprint_names,
-            BLEND_IDS,
-            *(tuple(choice.name.lower() for choice in kind) for kind in _NAMED_CHOICES),
-        )
+        others = (tuple(choice.name.lower() for choice in kind) for kind in CHOICES[1:])
+        return (OP_NAMES, self.slot_config.slot_ids, self.blueprint_names, *others)

@@ -8,13 +8,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
 
 HISTORY_LENGTH: Final = 5
+
+Int = TypeVar("Int")
+Float = TypeVar("Float")
+Bool = TypeVar("Bool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +53,34 @@ class RaceResult:
 
 
 @dataclass(frozen=True, slots=True)
-class EnvFacts:
-    """Measurements of one environment after one epoch; epoch 0 is the untrained host."""
+class _Facts(Generic[Int, Float, Bool]):
+    """Measurements after one epoch; epoch 0 is the untrained host."""
 
-    epoch: int
-    max_epochs: int
-    train_loss: float
+    epoch: Int
+    max_epochs: Int
+    train_loss: Float
     """NaN at epoch 0, before any training."""
-    train_score: float
-    val_loss: float
-    val_score: float
-    params: int
+    train_score: Float
+    val_loss: Float
+    val_score: Float
+    params: Int
     """Parameters of the host and of every seed attached to it."""
-    grown_params: int
-    param_budget: int
-    host_gradient_norm: float
-    last_op: int
-    last_success: bool
-    ended: bool
-    rolled_back: bool
+    grown_params: Int
+    param_budget: Int
+    host_gradient_norm: Float
+    last_op: Int
+    last_success: Bool
+    ended: Bool
+    rolled_back: Bool
     """The host diverged in this epoch; the measurements are those of the restored state."""
-    minibatches: int
+    minibatches: Int
     """Training minibatches since the start of the episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvFacts(_Facts[int, float, bool]):
+    """Measurements of one environment after one epoch."""
+
     minibatches_left: float = math.nan
     """Minibatches that the rest of the budget pays for at the present network size; NaN without a budget."""
     candidate_cost: float = math.nan
@@ -82,24 +92,9 @@ class EnvFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochFacts:
+class EpochFacts(_Facts[IntArray, FloatArray, BoolArray]):
     """Facts of all environments, every array ``[env]``; fields as in ``EnvFacts``."""
 
-    epoch: IntArray
-    max_epochs: IntArray
-    train_loss: FloatArray
-    train_score: FloatArray
-    val_loss: FloatArray
-    val_score: FloatArray
-    params: IntArray
-    grown_params: IntArray
-    param_budget: IntArray
-    host_gradient_norm: FloatArray
-    last_op: IntArray
-    last_success: BoolArray
-    ended: BoolArray
-    rolled_back: BoolArray
-    minibatches: IntArray
     minibatches_left: FloatArray
     candidate_cost: FloatArray
     cost: FloatArray

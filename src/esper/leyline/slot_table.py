@@ -64,11 +64,7 @@ class SlotTable:
     @classmethod
     def empty(cls, num_envs: int, num_slots: int) -> Self:
         """Return a table of dormant, enabled slots."""
-        arrays: dict[str, Any] = {}
-        for field in fields(cls):
-            blank = _BLANK[field.name]
-            dtype = np.bool_ if isinstance(blank, bool) else type(blank)
-            arrays[field.name] = np.full((num_envs, num_slots), blank, dtype=dtype)
+        arrays: dict[str, Any] = {name: np.full((num_envs, num_slots), _BLANK[name]) for name in _BLANK}
         return cls(**arrays)
 
     @property

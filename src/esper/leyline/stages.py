@@ -5,7 +5,6 @@ All sets of stages (live, in the forward pass, cooling down) are derived from ``
 
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -27,23 +26,21 @@ class Stage(IntEnum):
     RESETTING = 9
 
 
-NUM_STAGES: Final = 10
+NUM_STAGES: Final = len(Stage)
 STAGE_NAMES: Final = tuple(stage.name for stage in Stage)
 
-LEGAL_MOVES: Final[Mapping[Stage, frozenset[Stage]]] = MappingProxyType(
-    {
-        Stage.UNKNOWN: frozenset({Stage.DORMANT}),
-        Stage.DORMANT: frozenset({Stage.GERMINATED}),
-        Stage.GERMINATED: frozenset({Stage.TRAINING, Stage.PRUNED}),
-        Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),
-        Stage.BLENDING: frozenset({Stage.HOLDING, Stage.PRUNED}),
-        Stage.HOLDING: frozenset({Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED}),
-        Stage.FOSSILIZED: frozenset(),
-        Stage.PRUNED: frozenset({Stage.EMBARGOED}),
-        Stage.EMBARGOED: frozenset({Stage.RESETTING}),
-        Stage.RESETTING: frozenset({Stage.DORMANT}),
-    }
-)
+LEGAL_MOVES: Final[Mapping[Stage, frozenset[Stage]]] = {
+    Stage.UNKNOWN: frozenset({Stage.DORMANT}),
+    Stage.DORMANT: frozenset({Stage.GERMINATED}),
+    Stage.GERMINATED: frozenset({Stage.TRAINING, Stage.PRUNED}),
+    Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),
+    Stage.BLENDING: frozenset({Stage.HOLDING, Stage.PRUNED}),
+    Stage.HOLDING: frozenset({Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED}),
+    Stage.FOSSILIZED: frozenset(),
+    Stage.PRUNED: frozenset({Stage.EMBARGOED}),
+    Stage.EMBARGOED: frozenset({Stage.RESETTING}),
+    Stage.RESETTING: frozenset({Stage.DORMANT}),
+}
 
 
 def is_legal_move(origin: Stage, target: Stage) -> bool:
@@ -83,6 +80,3 @@ IS_LIVE: Final = _lookup(LIVE_STAGES)
 IN_FORWARD: Final = _lookup(FORWARD_STAGES)
 IS_OCCUPIED: Final = _lookup(OCCUPIED_STAGES)
 """Lookup tables ``[NUM_STAGES]``, indexed by arrays of stages."""
-
-if len(Stage) != NUM_STAGES:
-    raise RuntimeError(f"NUM_STAGES (={NUM_STAGES}) does not match the {len(Stage)} stages")

@@ -7,13 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from esper import tamiyo
 from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
-from esper.tamiyo.controllers import OffController, PeriodicController, RandomController
-from esper.tamiyo.counting import CountingController
-from esper.tamiyo.heuristic import HeuristicController, HeuristicSettings
-from esper.tamiyo.race_controller import RaceController
-from esper.tamiyo.saturation_controller import SaturationController
-from esper.tamiyo.schedule import Schedule, parse_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,31 +32,29 @@ class ControllerSettings:
 def _periodic(space: ActionSpace, settings: ControllerSettings) -> Controller:
     if settings.plan is None:
         raise EsperError("the periodic controller needs a plan, such as conv_light@r0c0:4")
-    return PeriodicController(space, parse_plan(settings.plan, space))
+    return tamiyo.PeriodicController(space, tamiyo.parse_plan(settings.plan, space))
 
 
 def _ppo(space: ActionSpace, settings: ControllerSettings) -> Controller:
-    from esper.tamiyo.policy.checkpoint import load_policy  # noqa: PLC0415  loads torch
-    from esper.tamiyo.policy.controller import PolicyController  # noqa: PLC0415
-
     if settings.checkpoint is None:
         raise EsperError("the ppo controller needs a trained policy; name its folder with --checkpoint")
-    return PolicyController(space, 1, load_policy(settings.checkpoint).to(settings.device))
+    policy = tamiyo.load_policy(settings.checkpoint).to(settings.device)
+    return tamiyo.PolicyController(space, 1, policy)
 
 
 CONTROLLERS: Final[Mapping[str, Callable[[ActionSpace, ControllerSettings], Controller]]] = {
-    "heuristic": lambda space, settings: HeuristicController(
-        space, num_envs=1, settings=HeuristicSettings(rotation=settings.rotation)
+    "heuristic": lambda space, settings: tamiyo.HeuristicController(
+        space, num_envs=1, settings=tamiyo.HeuristicSettings(rotation=settings.rotation)
     ),
-    "counting": lambda space, settings: CountingController(space, num_envs=1),
-    "random": lambda space, settings: RandomController(space, settings.rng_seed, env_indices=(0,)),
+    "counting": lambda space, settings: tamiyo.CountingController(space, num_envs=1),
+    "random": lambda space, settings: tamiyo.RandomController(space, settings.rng_seed, env_indices=(0,)),
     "periodic": _periodic,
-    "off": lambda space, settings: OffController(space),
-    "saturation": lambda space, settings: SaturationController(space, settings.epochs),
-    "race": lambda space, settings: RaceController(space),
+    "off": lambda space, settings: tamiyo.OffController(space),
+    "saturation": lambda space, settings: tamiyo.SaturationController(space, settings.epochs),
+    "race": lambda space, settings: tamiyo.RaceController(space),
     "ppo": _ppo,
 }
-"""Factories of controllers for one environment."""
+"""Factories of controllers for one environment; the module of a controller is imported when one is made."""
 
 
 def make_controller(name: str, space: ActionSpace, settings: ControllerSettings | None = None) -> Controller:
@@ -112,8 +105,8 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
 
 
 def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:
-    plan = parse_plan(text, space)
-    steps = [entry.step for entry in plan.entries] if isinstance(plan, Schedule) else []
+    plan = tamiyo.parse_plan(text, space)
+    steps = [entry.step for entry in plan.entries] if isinstance(plan, tamiyo.Schedule) else []
     if 0 in steps:
         raise EsperError(
             f"plan '{text}' plants at step 0, and the first decision comes at the end of epoch 1; write"
@@ -124,4 +117,4 @@ def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:
             f"plan '{text}' plants after epoch {max(steps)} of {epochs}, when no training is left for"
             " the seed; plan an earlier epoch, or train for more"
         )
-    return PeriodicController(space, plan)
+    return tamiyo.PeriodicController(space, plan)

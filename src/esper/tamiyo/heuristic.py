@@ -82,25 +82,12 @@ class HeuristicController:
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         signals = self._tracker.update(facts)
         self._penalise_removals(facts, table)
-        rules = self._space.rules
-        legal = legal_slots_by_op(table, rules)
-        worthy, unwanted = evaluate(table, rules, self._settings)
-        value = np.nan_to_num(table.contribution)
+        legal = legal_slots_by_op(table, self._space.rules)
+        ready = ready_to_advance(table, self._space.rules, legal)
         plantable = self._wants_seed(facts, signals)[:, None] & legal[:, LifecycleOp.GERMINATE]
-
-        actions = wait_everywhere(table.num_envs)
-        undecided = np.ones(table.num_envs, dtype=np.bool_)
-        for op, candidates, preference in (
-            (LifecycleOp.FOSSILIZE, worthy & legal[:, LifecycleOp.FOSSILIZE], value),
-            (LifecycleOp.PRUNE, unwanted & legal[:, LifecycleOp.PRUNE], -value),
-            (LifecycleOp.ADVANCE, ready_to_advance(table, rules, legal), np.zeros_like(value)),
-            (LifecycleOp.GERMINATE, plantable, -slot_ranks(table.enabled)),
-        ):
-            chosen = undecided & candidates.any(axis=1)
-            slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
-            actions[chosen, Head.OP] = op
-            actions[chosen, Head.SLOT] = slot[chosen]
-            undecided &= ~chosen
+        actions = keep_or_remove(table, self._space.rules, self._settings)
+        apply_rule(actions, LifecycleOp.ADVANCE, ready, np.zeros(self._shape))
+        apply_rule(actions, LifecycleOp.GERMINATE, plantable, -slot_ranks(table.enabled))
         self._choose_seeds(actions)
         return Decisions(actions)
 
@@ -141,6 +128,32 @@ class HeuristicController:
         envs, slots = np.flatnonzero(planting), actions[planting, Head.SLOT]
         self._kept[envs, slots] = True
         self._blueprint[envs, slots] = actions[planting, Head.BLUEPRINT]
+
+
+def keep_or_remove(table: SlotTable, rules: LifecycleRules, settings: HeuristicSettings) -> IntArray:
+    """Return actions ``[env, 8]``: fossilize the best worthy seed, else prune the worst unwanted one."""
+    legal = legal_slots_by_op(table, rules)
+    worthy, unwanted = evaluate(table, rules, settings)
+    value = np.nan_to_num(table.contribution)
+    actions = wait_everywhere(table.num_envs)
+    apply_rule(actions, LifecycleOp.FOSSILIZE, worthy & legal[:, LifecycleOp.FOSSILIZE], value)
+    apply_rule(actions, LifecycleOp.PRUNE, unwanted & legal[:, LifecycleOp.PRUNE], -value)
+    return actions
+
+
+def apply_rule(actions: IntArray, op: LifecycleOp, candidates: BoolArray, preference: FloatArray) -> None:
+    """Set ``op`` and its preferred candidate slot in the environments that still wait.
+
+    Args:
+        actions: ``[env, 8]``, changed in place.
+        op: Op of the rule.
+        candidates: Bool ``[env, slot]``, slots to which the rule applies.
+        preference: ``[env, slot]``; the candidate with the largest value is taken.
+    """
+    chosen = (actions[:, Head.OP] == LifecycleOp.WAIT) & candidates.any(axis=1)
+    slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
+    actions[chosen, Head.OP] = op
+    actions[chosen, Head.SLOT] = slot[chosen]
 
 
 def evaluate(

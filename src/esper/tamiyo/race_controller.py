@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from esper.leyline import ActionSpace, EpochFacts, RaceResult, SlotTable
+from esper.leyline import ActionSpace, EpochFacts, Head, LifecycleOp, RaceResult, SlotTable
 from esper.leyline.protocols import Decisions
-from esper.tamiyo.controllers import wait_everywhere
-from esper.tamiyo.saturation_controller import keep_or_remove, planting
+from esper.tamiyo.heuristic import keep_or_remove
+from esper.tamiyo.saturation_controller import EVALUATION, planting
 
 ERRORS: Final = 2.0
 """Standard errors that the winner's lead must exceed."""
@@ -33,11 +33,12 @@ class RaceController:
         """Do nothing: every decision depends on the last facts only."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        decided = keep_or_remove(table, self._space)
+        actions = keep_or_remove(table, self._space.rules, EVALUATION)
         [race] = facts.races
-        if decided is None and race is not None and is_worthwhile(race):
-            decided = planting(race.candidates[0].slot, race.candidates[0].blueprint)
-        return Decisions(wait_everywhere(1)) if decided is None else decided
+        is_idle = actions[0, Head.OP] == LifecycleOp.WAIT
+        if is_idle and race is not None and is_worthwhile(race):
+            actions = planting(race.candidates[0].slot, race.candidates[0].blueprint)
+        return Decisions(actions)
 
 
 def is_worthwhile(race: RaceResult) -> bool:

@@ -5,37 +5,30 @@ differences and shares only, so it does not depend on the scale of the metric.""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from esper.leyline import ActionSpace, EpochFacts, Head, LifecycleOp, SlotTable
+from esper.leyline.factored_actions import IntArray
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.tamiyo.controllers import wait_everywhere
-from esper.tamiyo.heuristic import HeuristicSettings, default_rotation, evaluate
+from esper.tamiyo.heuristic import HeuristicSettings, default_rotation, keep_or_remove
 from esper.tamiyo.trend import per_doubling
 
 FAVOURITES: Final = ("conv_light", "mlp_small")
 """Blueprints to plant first in feature maps and features, because they cost little."""
 COPY, OF_TOKENS_ONLY = "stack", "flex_attention"
 EVALUATION: Final = HeuristicSettings()
-
-
-@dataclass(frozen=True, slots=True)
-class SaturationSettings:
-    """Thresholds for planting, relative to the metric's progress so far."""
-
-    promise: float = 0.3
-    """Plant when the next doubling of compute is expected to add less than this share of all progress so far.
-    If each doubling adds the same amount, that holds after ten times the compute of the first epoch."""
-    least_epochs: int = 5
-    """Smallest number of epochs for fitting a slope, also after a seed was planted."""
-    most_failures: int = 2
-    """Number of removed seeds after which no more are planted."""
-    evaluation: HeuristicSettings = EVALUATION
-    """Thresholds for keeping and removing a seed."""
+"""Thresholds for keeping and removing a seed."""
+SATURATED_SHARE: Final = 0.3
+"""Plant when the next doubling of compute is expected to add less than this share of all progress so far.
+If each doubling adds the same amount, that holds after ten times the compute of the first epoch."""
+LEAST_EPOCHS: Final = 5
+"""Smallest number of epochs for fitting a slope, also after a seed was planted."""
+MOST_FAILURES: Final = 2
+"""Number of removed seeds after which no more are planted."""
 
 
 class SaturationController:
@@ -44,17 +37,13 @@ class SaturationController:
     Args:
         space: Action space of the network.
         epochs: Last epoch of the training, if known.
-        settings: Thresholds.
     """
 
     name = "saturation"
 
-    def __init__(
-        self, space: ActionSpace, epochs: int | None = None, settings: SaturationSettings | None = None
-    ) -> None:
+    def __init__(self, space: ActionSpace, epochs: int | None = None) -> None:
         self._space = space
         self._epochs = epochs
-        self._settings = settings or SaturationSettings()
         names = [space.blueprint_names[index] for index in space.blueprints]
         has_tokens = OF_TOKENS_ONLY in names
         favourites = (COPY,) if has_tokens else FAVOURITES
@@ -80,30 +69,26 @@ class SaturationController:
         if self._tried is not None and table.blueprint[0, self._tried[0]] != self._tried[1]:
             self._failed.add(self._tried)
             self._tried = None
-        decided = keep_or_remove(table, self._space, self._settings.evaluation)
-        if decided is not None:
-            return self._confirmed(decided)
         if not table.live.any() and self._saturated() and self._worthwhile():
-            return self._plant(table)
-        return Decisions(wait_everywhere(1))
+            return Decisions(self._plant(table))
+        return Decisions(self._confirmed(keep_or_remove(table, self._space.rules, EVALUATION)))
 
-    def _confirmed(self, decided: Decisions) -> Decisions:
+    def _confirmed(self, actions: IntArray) -> IntArray:
         """Replace fossilizing by waiting or pruning until the network is better than it ever was without the
         seed.
 
         A trained network depends on its seed, so switching the seed off overestimates its contribution. A
         seed without such an improvement is removed when it counts as stuck."""
-        planted, op = self._grown_at, decided.actions[0, Head.OP]
-        since, before = self._scores[planted:], self._scores[:planted]
-        if op != LifecycleOp.FOSSILIZE or not since or float(np.mean(since)) > max(before):
-            return decided
-        if len(since) < self._settings.evaluation.stuck_epochs:
-            return Decisions(wait_everywhere(1))
-        actions = decided.actions.copy()
+        since, before = self._scores[self._grown_at :], self._scores[: self._grown_at]
+        is_kept = actions[0, Head.OP] == LifecycleOp.FOSSILIZE
+        if not is_kept or not since or float(np.mean(since)) > max(before):
+            return actions
+        if len(since) < EVALUATION.stuck_epochs:
+            return wait_everywhere(1)
         actions[0, Head.OP] = LifecycleOp.PRUNE
-        return Decisions(actions)
+        return actions
 
-    def _plant(self, table: SlotTable) -> Decisions:
+    def _plant(self, table: SlotTable) -> IntArray:
         free = legal_slots_by_op(table, self._space.rules)[0][LifecycleOp.GERMINATE]
         for slot in sorted(np.flatnonzero(free).tolist(), reverse=self._downstream_first):
             for blueprint in self._rotation:
@@ -111,45 +96,27 @@ class SaturationController:
                 if pair not in self._failed and pair not in self._space.unfit:
                     self._tried, self._grown_at = pair, len(self._scores)
                     return planting(*pair)
-        return Decisions(wait_everywhere(1))
+        return wait_everywhere(1)
 
     def _worthwhile(self) -> bool:
         """Return whether a seed planted now can still be evaluated."""
-        if len(self._failed) >= self._settings.most_failures:
+        if len(self._failed) >= MOST_FAILURES:
             return False
-        needed = 1 + self._settings.evaluation.stuck_epochs
+        needed = 1 + EVALUATION.stuck_epochs
         return self._epochs is None or len(self._scores) + needed <= self._epochs
 
     def _saturated(self) -> bool:
         """Return whether the next doubling of compute adds too little, by a line fitted over log compute."""
         scores = self._scores
         begin = max(self._grown_at, len(scores) // 2)
-        if len(scores) - begin < self._settings.least_epochs or not np.isfinite(scores).all():
+        if len(scores) - begin < LEAST_EPOCHS or not np.isfinite(scores).all():
             return False
         slope = per_doubling(self._spent[begin:], scores[begin:]).slope
-        return slope <= self._settings.promise * (max(scores) - scores[0])
+        return slope <= SATURATED_SHARE * (max(scores) - scores[0])
 
 
-def planting(slot: int, blueprint: int) -> Decisions:
-    """Return the decision to germinate."""
+def planting(slot: int, blueprint: int) -> IntArray:
+    """Return the action ``[1, 8]`` that germinates."""
     actions = wait_everywhere(1)
     actions[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = LifecycleOp.GERMINATE, slot, blueprint
-    return Decisions(actions)
-
-
-def keep_or_remove(
-    table: SlotTable, space: ActionSpace, settings: HeuristicSettings = EVALUATION
-) -> Decisions | None:
-    """Return the decision about a seed whose contribution is clear, or has been unclear for too long."""
-    legal = legal_slots_by_op(table, space.rules)[0]
-    worthy, unwanted = evaluate(table, space.rules, settings)
-    value = np.nan_to_num(table.contribution[0])
-    for op, candidates, preference in (
-        (LifecycleOp.FOSSILIZE, worthy[0] & legal[LifecycleOp.FOSSILIZE], value),
-        (LifecycleOp.PRUNE, unwanted[0] & legal[LifecycleOp.PRUNE], -value),
-    ):
-        if candidates.any():
-            actions = wait_everywhere(1)
-            actions[0, [Head.OP, Head.SLOT]] = op, np.where(candidates, preference, -np.inf).argmax()
-            return Decisions(actions)
-    return None
+    return actions

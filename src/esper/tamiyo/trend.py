@@ -16,14 +16,11 @@ class Trend(NamedTuple):
     now: float
     """Value of the line at the last point."""
     error: float
-    """Standard error of the slope; NaN for fewer than four points."""
+    """Standard error of the slope."""
 
 
 def per_doubling(compute: Sequence[float] | NDArray[np.float64], values: Sequence[float]) -> Trend:
-    """Return the least-squares line of ``values`` over log2(``compute``), both of equal length."""
+    """Return the least-squares line of ``values`` over log2(``compute``), for at least three points."""
     doublings = np.log2(np.asarray(compute) / compute[-1])
-    if len(values) < 4:
-        slope, now = np.polyfit(doublings, values, 1)
-        return Trend(float(slope), float(now), math.nan)
     (slope, now), covariance = np.polyfit(doublings, values, 1, cov=True)
     return Trend(float(slope), float(now), math.sqrt(covariance[0, 0]))

@@ -15,7 +15,8 @@ from esper.leyline import (
     head_sizes,
 )
 from esper.tamiyo.networks.factored_lstm import Critic, FactoredRecurrentActorCritic
-from esper.tamiyo.policy.action_masks import EmptyMaskError, compute_batch_masks
+from esper.tamiyo.policy.action_masks import compute_batch_masks
+from esper.tamiyo.policy.distributions import EmptyMaskError
 from tests.leyline.building import space_of
 from tests.tamiyo.policy.small_policies import busy_table, play, policy_of
 

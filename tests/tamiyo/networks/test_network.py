@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from esper.leyline import HEAD_NAMES, NUM_HEADS, AlphaTarget, LifecycleOp, SlotConfig, SlotTable, head_sizes
 from esper.tamiyo.networks.factored_lstm import BlueprintEmbedding, Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, AllMaskedError
+from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, EmptyMaskError
 from esper.tamiyo.policy.features import get_feature_size
 from tests.leyline.building import space_of
 from tests.tamiyo.policy.small_policies import policy_of
@@ -157,7 +157,7 @@ def test_forward_masks_all_heads_and_samples_op_and_slot_if_not_given() -> None:
 
 def test_forward_raises_for_an_empty_mask_and_an_unknown_mask_name() -> None:
     state, blueprints = torch.randn(1, 1, 121), torch.full((1, 1, 3), -1)
-    with pytest.raises(AllMaskedError):
+    with pytest.raises(EmptyMaskError):
         policy_of()(state, blueprints, tempo_mask=torch.zeros(1, 1, 3, dtype=torch.bool))
     with pytest.raises(TypeError, match="no mask named temp_mask"):
         policy_of()(state, blueprints, temp_mask=torch.ones(1, 1, 3, dtype=torch.bool))

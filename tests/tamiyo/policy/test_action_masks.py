@@ -18,12 +18,8 @@ from esper.leyline import (
     legal_slots_by_op,
 )
 from esper.simic.oracles.trial import uniform_actions
-from esper.tamiyo.policy.action_masks import (
-    ActionMasks,
-    EmptyMaskError,
-    compute_action_masks,
-    compute_batch_masks,
-)
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_action_masks, compute_batch_masks
+from esper.tamiyo.policy.distributions import EmptyMaskError
 from tests.leyline.building import (
     CNN,
     TRANSFORMER,

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.tamiyo.policy.distributions import AllMaskedError, MaskedCategorical
+from esper.tamiyo.policy.distributions import EmptyMaskError, MaskedCategorical
 
 LOGITS = torch.tensor([math.log(1.0), math.log(2.0), math.log(3.0), math.log(6.0)])
 MASK = torch.tensor([True, False, True, True])
@@ -106,5 +106,5 @@ def test_gradients_are_finite_and_zero_for_masked_logits() -> None:
 def test_all_masked_row_raises_with_its_index() -> None:
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
     mask[1, 2] = False
-    with pytest.raises(AllMaskedError, match=r"row \[1, 2\]"):
+    with pytest.raises(EmptyMaskError, match=r"row \[1, 2\]"):
         MaskedCategorical(torch.zeros(2, 3, 4), mask)

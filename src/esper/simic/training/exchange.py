@@ -52,10 +52,9 @@ def claim(count: int) -> Iterator[int]:
 
 def gather(own: Mapping[int, T]) -> list[T]:
     """Return the results of all shards from all processes, in shard order."""
-    if world_size() == 1:
-        return [own[shard] for shard in sorted(own)]
-    everywhere: list[Mapping[int, T]] = [{} for _ in range(world_size())]
-    dist.all_gather_object(everywhere, dict(own))
+    everywhere: list[Mapping[int, T]] = [own] * world_size()
+    if world_size() > 1:
+        dist.all_gather_object(everywhere, dict(own))
     merged = {shard: result for part in everywhere for shard, result in part.items()}
     return [merged[shard] for shard in sorted(merged)]
 

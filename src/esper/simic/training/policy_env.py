@@ -192,15 +192,13 @@ class GrowthEnv:
         self._unpaired.begin_again(row, self._without_twin(inputs))
 
     def _reset_env(self, row: int) -> None:
-        episode, attempt = self._episode, self._attempts[row]
-        env, scores = self.env_indices[row], None
+        episode, attempt, scores = self._episode, self._attempts[row], None
         if self._family.needs_twin:
-            where = {"env": env, "episode": episode, "attempt": attempt}
+            where = {"env": self.env_indices[row], "episode": episode, "attempt": attempt}
             compute = self._vector.envs[row].compute
             scores = twin_scores(self._task, rng_seed=self._rng_seed, compute=compute, **where)
             self._twins[row] = scores
-        place = {"attempt": attempt, "iteration": episode + 1}
-        self._vector.reset_env(row, episode, **place, twin_scores=scores)
+        self._vector.reset_env(row, episode, attempt=attempt, iteration=episode + 1, twin_scores=scores)
 
     def _reward_inputs(self, facts: EpochFacts) -> RewardInputs:
         hosts = [env.host for env in self._vector.envs]

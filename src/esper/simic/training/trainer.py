@@ -9,6 +9,7 @@ number.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -38,6 +39,8 @@ from esper.tolaria.tasks.spec import TaskSpec
 SHARD_ENVS: Final = 2
 """Environments per shard; one process runs a shard."""
 PHASES: Final = ("rollout", "update", "evaluation")
+NETWORK_SETTINGS: Final = {"hidden_dim", "critic", "conditioned", "hold_heads", "context"}
+"""Settings with the names of their fields in ``PolicyShape``."""
 OPTIMISER_FILE: Final = "optimiser.safetensors"
 PROGRESS_FILE: Final = "progress.json"
 
@@ -88,11 +91,7 @@ class Trainer:
                 get_feature_size(SlotConfig.of_count(capacity), config.context),
                 capacity,
                 feature_dim=config.hidden_dim,
-                hidden_dim=config.hidden_dim,
-                critic=config.critic,
-                conditioned=config.conditioned,
-                hold_heads=config.hold_heads,
-                context=config.context,
+                **config.model_dump(include=NETWORK_SETTINGS),
             )
         self.policy.to(Device(config.policy_device).torch)
         self.agent = PPOAgent(self.policy, config)
@@ -151,7 +150,7 @@ class Trainer:
             evaluation_score=evaluation.score if evaluation else None,
             seconds=times[-1] - times[0],
             phase_ms=dict(zip(PHASES, spans, strict=True)),
-            **metrics.columns(),
+            **known(asdict(metrics)),
         )
         return Iteration([row for part in parts for row in part.rows], update)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -79,9 +80,9 @@ class PolicyDecision(NamedTuple):
     hidden: Hidden
 
     def cpu(self) -> PolicyDecision:
+        actions, log_probs, masks, op_probs, value = (tensor.cpu() for tensor in self[:5])
         memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
-        names = ("actions", "log_probs", "masks", "op_probs", "value")
-        return self._replace(hidden=memory, **{name: getattr(self, name).cpu() for name in names})
+        return PolicyDecision(actions, log_probs, masks, op_probs, value, memory)
 
 
 class ActionEvaluation(NamedTuple):
@@ -276,15 +277,14 @@ class FactoredRecurrentActorCritic(nn.Module):
         if hidden is None:
             hidden = self.get_initial_hidden(state.shape[0])
         encoded, hidden = self.encode(state, blueprint_indices, hidden)
-        op_logits = mask_logits(self.head_logits(Head.OP, encoded), masks.get("op_mask"))
-        op = _drawn(op_logits) if op is None else op
-        slot_logits = mask_logits(self.head_logits(Head.SLOT, encoded, op), masks.get("slot_mask"))
-        slot = _drawn(slot_logits) if slot is None else slot
-        result: dict[str, Tensor | Hidden] = {"op_logits": op_logits, "slot_logits": slot_logits}
-        for head in list(Head)[Head.BLUEPRINT :]:
-            name = HEAD_NAMES[head]
-            logits = self.head_logits(head, encoded, op, slot)
-            result[f"{name}_logits"] = mask_logits(logits, masks.get(f"{name}_mask"))
+        result: dict[str, Tensor | Hidden] = {}
+        chosen: list[Tensor] = []
+        for head, name, given in zip_longest(Head, HEAD_NAMES, (op, slot)):
+            logits = mask_logits(self.head_logits(head, encoded, *chosen), masks.get(f"{name}_mask"))
+            result[f"{name}_logits"] = logits
+            if head <= Head.SLOT:
+                chosen.append(_drawn(logits) if given is None else given)
+        op, slot = chosen
         return {**result, "value": self._value(encoded, op), "hidden": hidden, "op": op, "slot": slot}
 
     def get_action(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,12 +21,7 @@ from esper.leyline import (
     head_sizes,
     legal_slots_by_op,
 )
-from esper.leyline.errors import EsperError
-from esper.leyline.factored_actions import BoolArray
-
-
-class EmptyMaskError(EsperError):
-    """A head has no legal value."""
+from esper.tamiyo.policy.distributions import EmptyMaskError
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,18 +103,13 @@ def _tables(num_slots: int, device: torch.device) -> tuple[Tensor, tuple[Tensor,
     return read, canonical
 
 
-@cache
-def _blueprint_row(space: ActionSpace) -> BoolArray:
-    row = np.zeros(NUM_BLUEPRINTS, dtype=np.bool_)
-    row[list(space.blueprints)] = True
-    return row
-
-
 def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
     """Return the masks of all environments of ``table``."""
+    blueprint = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
+    blueprint[list(space.blueprints)] = True
     masks = ActionMasks(
         slot_by_op=torch.from_numpy(legal_slots_by_op(table, space.rules)),
-        blueprint=torch.from_numpy(_blueprint_row(space)).expand(table.num_envs, -1),
+        blueprint=blueprint.expand(table.num_envs, -1),
         alpha_is_zero=torch.from_numpy(table.alpha == 0.0),
         stages=torch.from_numpy(table.stage.copy()),
         held=frozenset({int(Head.TEMPO)}) if space.rules.enters_at_once else frozenset(),

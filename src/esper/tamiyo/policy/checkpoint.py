@@ -151,9 +151,7 @@ def _build(
     largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
     for name, size in sizes.items():
         if isinstance(size, int) and size > largest:  # checked before memory of that size is allocated
-            raise CheckpointError(
-                f"the weights in '{directory}' do not fit its own description: {name} is {size}"
-            )
+            raise _misfit(directory, f"{name} is {size}")
     try:
         with torch.random.fork_rng(devices=[]):  # initial weights use the global generator
             policy = FactoredRecurrentActorCritic(**sizes)
@@ -164,11 +162,12 @@ def _build(
     for name in sorted(expected.keys() | tensors.keys()):
         ours, theirs = _in_words(expected.get(name)), _in_words(tensors.get(name))
         if ours != theirs:
-            raise CheckpointError(
-                f"the weights in '{directory}' do not fit its own description:"
-                f" {name} is {theirs}, expected {ours}"
-            )
+            raise _misfit(directory, f"{name} is {theirs}, expected {ours}")
     return policy
+
+
+def _misfit(directory: Path, found: str) -> CheckpointError:
+    return CheckpointError(f"the weights in '{directory}' do not fit its own description: {found}")
 
 
 def _in_words(tensor: Tensor | None) -> str:

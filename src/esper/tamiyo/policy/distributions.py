@@ -11,8 +11,8 @@ MASKED_LOG_PROB: Final = -1e4
 """Replaces minus infinity: finite, so gradients are finite, and within the range of half precision."""
 
 
-class AllMaskedError(EsperError):
-    """A mask has a row without a legal value."""
+class EmptyMaskError(EsperError):
+    """A head has no legal value."""
 
 
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -26,7 +26,7 @@ def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
 def _check(mask: Tensor) -> None:
     if not mask.any(dim=-1).all():
         row = (~mask.any(dim=-1)).nonzero()[0].tolist()
-        raise AllMaskedError(f"row {row} of a mask of shape {tuple(mask.shape)} allows no value")
+        raise EmptyMaskError(f"row {row} of a mask of shape {tuple(mask.shape)} allows no value")
 
 
 class MaskedCategorical:

@@ -12,23 +12,11 @@ from torch import Tensor
 
 from esper.leyline import SlotConfig, SlotTable
 from esper.leyline.signals import TrainingSignals
-from esper.tamiyo.policy.feature_table import (
-    BASE_FEATURES,
-    CONTEXT_FEATURES,
-    SLOT_FEATURES,
-    Array,
-    Shared,
-    Source,
-)
+from esper.tamiyo.policy.feature_table import BASE_FEATURES, CONTEXT_FEATURES, SLOT_FEATURES, Array, Shared
 
 BASE_SIZE: Final = sum(len(feature.columns) for feature in BASE_FEATURES)
 SLOT_SIZE: Final = sum(len(feature.columns) for feature in SLOT_FEATURES)
 CONTEXT_SIZE: Final = sum(len(feature.columns) for feature in CONTEXT_FEATURES)
-
-
-@cache
-def _sources(context: bool) -> tuple[Source, ...]:
-    return tuple(feature.source for feature in BASE_FEATURES + SLOT_FEATURES + CONTEXT_FEATURES * context)
 
 
 @cache
@@ -44,21 +32,6 @@ def _layout(num_slots: int, context: bool) -> tuple[tuple[str, ...], Array]:
     columns += [(name, feature) for feature in CONTEXT_FEATURES * context for name in feature.columns]
     numbers = [(feature.scale, feature.low, feature.high, feature.unknown) for _, feature in columns]
     return tuple(name for name, _ in columns), np.array(numbers, dtype=np.float32).T.copy()
-
-
-@cache
-def _places(num_envs: int, num_slots: int, context: bool) -> Array:
-    """Return ``[env, column]``: index of each number in the concatenated, flattened values of all sources."""
-    end = BASE_SIZE + SLOT_SIZE * num_slots
-    size = end + CONTEXT_SIZE * context
-    base: Array = np.arange(num_envs * size).reshape(num_envs, size)
-    slots = base[:, BASE_SIZE:end].reshape(num_envs, num_slots, SLOT_SIZE)
-    blocks = ((base, BASE_FEATURES), (slots, SLOT_FEATURES), (base[:, end:], CONTEXT_FEATURES))
-    strung = []
-    for block, features in blocks[: 2 + context]:
-        widths = [len(feature.columns) for feature in features]
-        strung += np.split(block[..., : sum(widths)], np.cumsum(widths)[:-1], axis=-1)
-    return np.concatenate(strung, axis=None).argsort().reshape(num_envs, size)
 
 
 def get_feature_size(slot_config: SlotConfig, context: bool = False) -> int:
@@ -94,20 +67,24 @@ def batch_obs_to_features(
     """
     num_envs, num_slots = reports.num_envs, slot_config.num_slots
     scale, low, high, unknown = _layout(num_slots, context)[1]
-    places = _places(num_envs, num_slots, context)
-    strung: Array = np.empty(places.size, dtype=np.float32)
     shared = Shared.of(reports)
+    obs: Array = np.empty((num_envs, len(scale)), dtype=np.float32)
+    end = BASE_SIZE + SLOT_SIZE * num_slots
+    slots = obs[:, BASE_SIZE:end].reshape(num_envs, num_slots, SLOT_SIZE)
+    blocks = ((obs, BASE_FEATURES), (slots, SLOT_FEATURES), (obs[:, end:], CONTEXT_FEATURES * context))
     # Values beyond float32 become inf and are clipped; inf - inf is NaN and becomes the unknown value.
     with np.errstate(over="ignore", invalid="ignore"):
-        values = [source(signals, reports, shared) for source in _sources(context)]
-        np.concatenate(values, axis=None, out=strung)
-    obs = strung.take(places)
+        for block, table in blocks:
+            column = 0
+            for feature in table:
+                values = feature.source(signals, reports, shared)
+                values = values if values.ndim == block.ndim else values[..., None]
+                block[..., column : column + values.shape[-1]] = values
+                column += values.shape[-1]
     obs *= scale
     np.copyto(obs, unknown, where=np.isnan(obs))
     np.maximum(obs, low, out=obs)
     np.minimum(obs, high, out=obs)
-    end = BASE_SIZE + SLOT_SIZE * num_slots
-    slots = obs[:, BASE_SIZE:end].reshape(num_envs, num_slots, SLOT_SIZE)
-    obs[:, BASE_SIZE:end] = (slots * shared.active[:, :, None]).reshape(num_envs, -1)
+    slots *= shared.active[:, :, None]
     features, blueprints = torch.from_numpy(obs), torch.from_numpy(reports.blueprint.copy())
     return (features, blueprints) if device == "cpu" else (features.to(device), blueprints.to(device))
