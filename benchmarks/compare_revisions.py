@@ -3,7 +3,7 @@
     python -m benchmarks.compare_revisions PATH_TO_OTHER_CHECKOUT [ROUNDS]
 
 Two worker processes, one per checkout, take turns on the same work with one torch thread; each case counts at
-its fastest round. The C kernels of older revisions are switched off (CC=none). """
+its fastest round. The C kernels of older revisions are switched off (CC=none)."""
 
 import os
 import subprocess

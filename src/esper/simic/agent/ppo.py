@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from esper.leyline import HEAD_NAMES, NUM_HEADS
 from esper.leyline.errors import EsperError
+from esper.leyline.rows import known
 from esper.simic import diagnostics, losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
@@ -63,6 +64,10 @@ class UpdateMetrics:
     forced_share: float = 0.0
     skipped: str | None = None
     explosion: diagnostics.RatioExplosionDiagnostic | None = None
+
+    def columns(self) -> dict[str, Any]:
+        """Return the metrics by name, with ``None`` for non-finite numbers."""
+        return known(asdict(self))
 
 
 class PPOAgent:

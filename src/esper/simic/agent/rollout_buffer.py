@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +12,16 @@ from torch import Tensor
 from esper.leyline import NUM_HEADS, head_sizes
 from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
-Sequences = tuple[Tensor, Tensor, Tensor, Tensor, Hidden, Tensor]
-"""Observations, blueprint indices, actions, masks, LSTM state and starts of episodes: the arguments of
-``FactoredRecurrentActorCritic.evaluate_actions``."""
+
+class Sequences(NamedTuple):
+    """Whole sequences of some environments, fields in the order of ``evaluate_actions``."""
+
+    state: Tensor
+    blueprint_indices: Tensor
+    actions: Tensor
+    masks: Tensor
+    hidden: Hidden
+    fresh: Tensor
 
 
 class TamiyoRolloutBuffer:
@@ -77,7 +85,7 @@ class TamiyoRolloutBuffer:
         """Return the sequences of ``envs``, with the LSTM state at their start."""
         hidden = (self.hidden[0][:, envs], self.hidden[1][:, envs])
         state, blueprints = self.state[envs], self.blueprint_indices[envs]
-        return state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs]
+        return Sequences(state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs])
 
     def to(self, device: torch.device) -> TamiyoRolloutBuffer:
         moved = copy.copy(self)

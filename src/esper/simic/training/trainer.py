@@ -9,7 +9,6 @@ number.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -150,7 +149,7 @@ class Trainer:
             evaluation_score=evaluation.score if evaluation else None,
             seconds=times[-1] - times[0],
             phase_ms=dict(zip(PHASES, spans, strict=True)),
-            **known(asdict(metrics)),
+            **metrics.columns(),
         )
         return Iteration([row for part in parts for row in part.rows], update)
 
