@@ -1,9 +1,9 @@
 """CPU time of environment steps and growing training steps in this checkout relative to another one.
 
-    python -m benchmarks.compare_revisions PATH_TO_OTHER_CHECKOUT [ROUNDS]
+    python -m benchmarks.compare_revisions PATH_TO_OTHER_CHECKOUT [REPEATS]
 
 Two worker processes, one per checkout, take turns on the same work with one torch thread; each case counts at
-its fastest round. The C kernels of older revisions are switched off (CC=none)."""
+its fastest repeat. The C kernels of older revisions are switched off (CC=none)."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS = 15
+REPEATS = 15
 CASES = ("environment, no seeds", "environment, two seeds", "growth, empty slots", "growth, two seeds")
 
 
@@ -115,7 +115,7 @@ def serve() -> None:
         print(time.process_time() - began, flush=True)
 
 
-def main(other: str, rounds: int) -> None:
+def main(other: str, repeats: int) -> None:
     """Print the ratio of this checkout's time to the other's, by case."""
     workers = []
     for checkout in (ROOT, Path(other).resolve()):
@@ -127,7 +127,7 @@ def main(other: str, rounds: int) -> None:
     for worker in workers:
         assert worker.stdout is not None
         worker.stdout.readline()
-    for _ in range(rounds):
+    for _ in range(repeats):
         for case in CASES:
             for number, worker in enumerate(workers):
                 assert worker.stdin is not None
@@ -147,4 +147,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "--worker":
         serve()
     else:
-        main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else ROUNDS)
+        main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else REPEATS)

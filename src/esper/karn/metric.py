@@ -9,7 +9,7 @@ from esper.leyline.rows import MetricColumn, RunRow
 
 
 class Metric(NamedTuple):
-    """Column of epoch and episode rows by which a run is judged; a positive lead is always an improvement."""
+    """Column of epoch and episode rows by which a run is evaluated; a positive lead is always an improvement."""
 
     column: MetricColumn
     name: str
@@ -72,5 +72,5 @@ LOSS: Final = Metric("val_loss", "loss", "", "loss added", -1, None, None)
 
 
 def metric_of(run: RunRow) -> Metric:
-    """Return the metric by which a run is judged."""
+    """Return the metric by which a run is evaluated."""
     return LOSS if run.metric == LOSS.column else SCORE

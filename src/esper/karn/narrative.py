@@ -1,6 +1,6 @@
 """Narrative of one episode: a sentence per seed, per other decision, per alert and for the end.
 
-The note of a seed covers its whole life and is placed at its germination. Report, page and terminal show the
+The note of a seed covers the seed from germination to its end and is placed at its germination. Report, page and terminal show the
 same notes.
 """
 

@@ -34,7 +34,7 @@ def count(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Format a fraction in per cent; a positive fraction that would round to 0 is shown as "<1 %"."""
+    """Format a fraction in per cent; a positive fraction that would be displayed as 0 is shown as "<1 %"."""
     if value is None:
         return UNKNOWN
     return "<1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"

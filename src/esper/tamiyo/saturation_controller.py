@@ -81,7 +81,7 @@ class SaturationController:
         seed without such an improvement is removed when it counts as stuck."""
         since, before = self._scores[self._grown_at :], self._scores[: self._grown_at]
         is_kept = actions[0, Head.OP] == LifecycleOp.FOSSILIZE
-        if not is_kept or not since or float(np.mean(since)) > max(before):
+        if not (is_kept and since and before) or float(np.mean(since)) > max(before):
             return actions
         if len(since) < EVALUATION.stuck_epochs:
             return wait_everywhere(1)

@@ -50,7 +50,7 @@ def _round_step(least: float, *, whole: bool) -> float:
 
 
 def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
-    """Return a range with round ends that contains the values, and ``floor`` if it is near them."""
+    """Return a range that contains the values, and ``floor`` if it is near them."""
     low, high = min(values), max(values)
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)

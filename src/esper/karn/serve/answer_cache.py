@@ -88,7 +88,7 @@ class AnswerCache:
 
     def _opened(self, path: Path) -> Run:
         """Return the open run in a directory; a directory that was removed and recreated is a new run."""
-        # The lock file keeps its inode and change time for the life of a run.
+        # The lock file keeps its inode and change time as long as the run is written.
         lock = path / TELEMETRY / LOCK_FILE
         status = (lock if lock.exists() else path / TELEMETRY).stat()
         return self._open(path, status.st_ino, status.st_ctime_ns)
