@@ -9,7 +9,8 @@ from esper.leyline.rows import MetricColumn, RunRow
 
 
 class Metric(NamedTuple):
-    """Column of epoch and episode rows by which a run is evaluated; a positive lead is always an improvement."""
+    """Column of epoch and episode rows by which a run is evaluated; a positive lead is always an
+    improvement."""
 
     column: MetricColumn
     name: str

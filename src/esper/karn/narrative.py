@@ -1,8 +1,7 @@
 """Narrative of one episode: a sentence per seed, per other decision, per alert and for the end.
 
-The note of a seed covers the seed from germination to its end and is placed at its germination. Report, page and terminal show the
-same notes.
-"""
+The note of a seed covers the seed from germination to its end and is placed at its germination. Report, page
+and terminal show the same notes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar

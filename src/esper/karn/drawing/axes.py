@@ -31,7 +31,8 @@ class AxisScale(NamedTuple):
 
 
 def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
-    """Return at most ``most`` ticks at round numbers between ``low`` and ``high``; with ``whole``, integers only."""
+    """Return at most ``most`` ticks at round numbers between ``low`` and ``high``; with ``whole``, integers
+    only."""
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
