@@ -200,7 +200,7 @@ def test_each_setting_changes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pyt
         (["run", "--controller", "heuristc"], ["unknown controller 'heuristc'", "did you mean heuristic"]),
         (["run", "--against", "of"], ["unknown controller 'of'", "off"]),
         (["run", "--budget", "1x"], ["a budget is a number of FLOPs such as 0.5T"]),
-        (["run", "--budget", "1T", "--steps", "3"], ["budget and steps both say", "leave one of them out"]),
+        (["run", "--budget", "1T", "--steps", "3"], ["budget and steps both set", "leave one of them out"]),
         (["run", "--budget", "1M"], ["a budget of 1,000,000 FLOP", "give 3,235,840"]),
         (["run", "--controller", "counting"], ["unknown blueprint 'stack'"]),
         (["run", "--slots", "r0c9"], ["slot 'r0c9' is not in this model", "r0c0, r0c1, r0c2"]),

@@ -52,8 +52,8 @@ class RowSink:
 
     def emit(self, row: Row) -> None:
         """Write one row of an episode, then the alerts that it raises."""
-        alerts = self._watch.take(row)
-        self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
+        rows = [row, *self._watch.take(row)]
+        self._pass_on(rows, rows, row, DETAIL_EPOCHS)
 
     def emit_iteration(self, collected: Sequence[Row], update: UpdateRow) -> None:
         """Write all rows of an iteration, in full detail if an alert about the whole run was raised.
@@ -62,20 +62,19 @@ class RowSink:
         """
         rows = [*collected, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
-        grave = [alert for alert in alerts if alert.env is None]
-        self._pass_on(rows, alerts, grave, DETAIL_ITERATIONS, last=True)
+        of_run = [alert for alert in alerts if alert.env is None]
+        self._pass_on([*rows, *alerts], of_run, update, DETAIL_ITERATIONS)
 
-    def _pass_on(
-        self, rows: Sequence[Row], alerts: Sequence[AlertRow], grave: Sequence[Row], span: int, *, last: bool
-    ) -> None:
-        raised = [row for row in grave if isinstance(row, AlertRow) and _raises_detail(row)]
+    def _pass_on(self, rows: Sequence[Row], alerts: Sequence[Row], last: Row, span: int) -> None:
+        """Write rows; alerts among ``alerts`` raise the detail for ``span`` epochs or iterations."""
+        raised = [row for row in alerts if isinstance(row, AlertRow) and _raises_detail(row)]
         if raised:
             self._left = span
-            self._diagnose(raised, rows[-1])
+            self._diagnose(raised, last)
         self._writer.detail = "full" if self._left else self._level
-        for row in (*rows, *alerts):
+        for row in rows:
             self._writer.emit(row)
-        if last and self._left:
+        if self._left and isinstance(last, EpochRow | UpdateRow):
             self._left -= 1
 
     def _diagnose(self, raised: Sequence[AlertRow], row: Row) -> None:

@@ -17,8 +17,7 @@ from esper.files.row_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.karn.run import read_rows
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.rows import RunRow, UpdateRow
-from esper.run.resume_check import check_same_settings
-from esper.run.run_config import checked, read_settings
+from esper.run.run_config import changed_settings, checked, read_settings
 from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import OPTIMISER_FILE, PROGRESS_FILE, Trainer
 from esper.tamiyo.policy.checkpoint import (
@@ -83,7 +82,9 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
     """
     for row in read_rows(directory, RunRow)[:1]:
         before = checked(TrainingConfig, row.config).model_dump()
-        check_same_settings(directory / CONFIG_FILE, before, config.model_dump())
+        changed = changed_settings(before, config.model_dump()).items()
+        if different := [f"{name} was {old}, is {new}" for name, (old, new) in changed]:
+            raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
     state = _latest_state(directory / "checkpoints")
     if state is None:
         return RowMark(0, 0.0)

@@ -13,6 +13,7 @@ import msgspec
 from esper.files.atomic_write import write_durably
 from esper.files.writer_lock import WriterLock
 from esper.leyline.errors import UNREADABLE, EsperError
+from esper.run.run_config import changed_settings
 from esper.study.one_run import RunResult, StudyRun
 from esper.study.study_config import StudyConfig
 from esper.tamiyo.policy.checkpoint import POLICY_FILE, read_bytes, read_json
@@ -79,15 +80,13 @@ def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> N
     own |= {
         f"policy {at}": hashlib.sha256(read_bytes(at / POLICY_FILE)).hexdigest() for at in config.policies()
     }
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
     if not path.exists():
-        write_durably(path, json.dumps({"file": str(file), "sha256": digest, **own}, indent=1).encode())
+        write_durably(path, json.dumps({"file": str(file), **own}, indent=1).encode())
         return
     kept = read_json(path)
-    if kept.get("sha256") != digest:
-        names = [name for name in {**own, **kept} if own.get(name) != kept.get(name)]
-        different = ", ".join(name for name in names if name not in ("file", "sha256"))
+    first_file = kept.pop("file", None)
+    if different := changed_settings(own, kept):
         raise EsperError(
-            f"'{out}' holds the study of '{kept.get('file')}', from which '{file}' differs in {different};"
-            " go on with the file as it was, or choose another --out"
+            f"'{out}' holds the study of '{first_file}', from which '{file}' differs in"
+            f" {', '.join(different)}; go on with the file as it was, or choose another --out"
         )
