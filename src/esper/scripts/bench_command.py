@@ -62,8 +62,7 @@ def _run(files: Sequence[Path], *, quiet: bool) -> bool:
     import pytest
 
     sys.path.insert(0, str(ROOT))  # the benchmarks are not in the package
-    options = ["python_files=bench_*.py", "python_functions=bench_*"]
-    selected = [word for option in options for word in ("--override-ini", option)]
+    selected = ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
     plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     shown = ["--capture=no", "--no-header", "--tb=line", "--quiet"]
     with redirect_stdout(StringIO()) if quiet else nullcontext():

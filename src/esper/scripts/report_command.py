@@ -48,16 +48,11 @@ def reproduction(row: RunRow) -> str | None:
         return None
     kind: type[BaseModel] = RunConfig if row.iterations is None else TrainingConfig
     words = ["esper", "run" if row.iterations is None else "train"]
+    defaults = kind.model_construct().model_dump(mode="json")
     for name, value in row.config.items():
-        if name in _ALWAYS or (name not in _NO_SETTING and value != _default(kind, name)):
+        if name in _ALWAYS or (name not in _NO_SETTING and value != defaults.get(name)):
             words += _flag(name, value)
     return shlex.join(words)
-
-
-def _default(kind: type[BaseModel], name: str) -> Any:
-    """Return the default of a setting in the form of a run row."""
-    default = kind.model_fields[name].default if name in kind.model_fields else None
-    return list(default) if isinstance(default, tuple) else default
 
 
 def _flag(name: str, value: Any) -> list[str]:

@@ -45,7 +45,7 @@ def sql_command(args: Sequence[str]) -> None:
     needed = 'a run and a query, such as runs/mine "select count(*) from epoch"'
     words, config = parse_words(SqlConfig, PROGRAM, DESCRIPTION, args, count=2, needed=needed)
     if config.as_json and config.as_csv:
-        raise EsperError("--json and --csv are two ways to print one answer_query; choose one of them")
+        raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
     is_for_people = not (config.as_json or config.as_csv)
     most = MAX_LINES if config.limit is None and is_for_people else config.limit
     run_dir, query = words
