@@ -12,9 +12,8 @@ from itertools import chain
 from statistics import fmean
 
 from esper.kasmina.schedules import DECAY_SHARE
-from esper.leyline.rules import ActionSpace
 from esper.study.one_run import MarkResult, RunResult, StudyRun
-from esper.study.study_config import Arm, StudyConfig, arms_of, sizes_of
+from esper.study.study_config import Arm, StudyConfig, arms_of, sizes_of, space_of
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
 RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
@@ -44,8 +43,8 @@ class TaskResults:
 class StudyPhases:
     """Phases of a study on one task, executed in order."""
 
-    def __init__(self, config: StudyConfig, task: str, space: ActionSpace, run_all: RunAll) -> None:
-        self._config, self._name, self._space, self._run_all = config, task, space, run_all
+    def __init__(self, config: StudyConfig, task: str, run_all: RunAll) -> None:
+        self._config, self._name, self._run_all = config, task, run_all
         self._task = config.task(task)
         self._sizes = sizes_of(self._task)
         self._factors: dict[str, float] = {}
@@ -122,14 +121,14 @@ class StudyPhases:
 
     def _search_plan(self) -> str:
         """Return the best plan of a search limited by ``schedule_episodes``, on all selection rng seeds."""
-        config = self._config
+        config, space = self._config, space_of(self._task)
         factor = config.learning_rate_factors[len(config.learning_rate_factors) // 2]
         last = round((1.0 - DECAY_SHARE) * self._task.horizon)
         left = max(config.schedule_episodes // config.selection_rng_seeds, 1)
         known: dict[str, float] = {}
         for generation in range(GENERATIONS, 0, -1):
             count = -(-left // generation)
-            plans = propose(known, count, self._space, last) if count else []
+            plans = propose(known, count, space, last) if count else []
             losses = self._validation_losses([(f"periodic:{plan}", factor) for plan in plans])
             known |= {plan: fmean(losses[f"periodic:{plan}", factor]) for plan in plans}
             left -= count
