@@ -1,6 +1,7 @@
 """Run of one controller over its episodes, written to a run directory."""
 
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 
 from esper.karn.run import read_rows
@@ -18,13 +19,10 @@ from esper.tolaria.twin import run_without_growth
 from esper.tolaria.vector import SerialVector
 
 
-def free_directory(name: str, base: Path = Path("runs")) -> Path:
-    """Return ``base / name``, with the first free number appended if that path exists."""
-    candidate, number = base / name, 1
-    while candidate.exists():
-        number += 1
-        candidate = base / f"{name}-{number}"
-    return candidate
+def free_directory(name: str) -> Path:
+    """Return ``runs/name``, with the first free number from 2 appended if that path exists."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def check_names(config: RunConfig) -> None:

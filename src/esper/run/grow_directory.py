@@ -65,7 +65,6 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         Raises:
             EsperError: The run was started with other settings.
         """
-        host = sum(p.numel() for p in network.host_parameters())
         run = run_row(
             network.action_space,
             name=self.path.name,
@@ -74,7 +73,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             rng_seed=None,
             config={**settings, "episodes": 1},
             data_hash=None,
-            host_params=host,
+            host_params=sum(parameter.numel() for parameter in network.host_parameters()),
             horizon=settings["epochs"],
             metric="val_loss",
             iterations=None,

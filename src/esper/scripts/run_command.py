@@ -91,5 +91,4 @@ def _print_tables(arms: dict[str, Run], console: Console) -> None:
         console.print(summary.comparison([(name, run.rows(EpisodeRow)[-1]) for name, run in arms.items()]))
     console.print()
     for run in arms.values():
-        said = f"run saved in {run.path} (telemetry/, model/)"
-        console.print(said, soft_wrap=True, highlight=False, markup=False)
+        print(f"run saved in {run.path} (telemetry/, model/)")
