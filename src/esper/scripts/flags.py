@@ -17,19 +17,14 @@ from esper.run.run_config import Config, ConfigError, checked
 from esper.simic.settings import Hardware
 
 
-class UsageError(ConfigError):
-    """A word of the command line is not a valid flag or argument."""
-
-
 def parse_words(
-    kind: type[Config], prog: str, description: str, args: Sequence[str], *, count: int = 1, needed: str = ""
+    kind: type[Config], prog: str, args: Sequence[str], *, count: int = 1, needed: str = ""
 ) -> tuple[list[str], Config]:
     """Parse positional words and flags of a command.
 
     Args:
-        kind: Configuration class whose fields are the flags.
+        kind: Configuration class whose fields are the flags; its docstring is the text of ``--help``.
         prog: Usage line of the command.
-        description: Text of ``--help``.
         args: Words of the command line after the command.
         count: Largest number of positional words.
         needed: Description of the positional words if all are required, for the error message.
@@ -41,7 +36,7 @@ def parse_words(
         EsperError: Required words are missing, or a flag or setting is invalid.
     """
     words = list(takewhile(lambda word: not word.startswith("-"), args[:count]))
-    given = parse_flags(kind.model_fields, prog, description, args[len(words) :])
+    given = parse_flags(kind.model_fields, prog, kind.__doc__, args[len(words) :])
     if needed and len(words) < count:
         raise EsperError(f"{' '.join(prog.split()[:2])} needs {needed}")
     return words, checked(kind, given)
@@ -50,7 +45,7 @@ def parse_words(
 def parse_flags(
     fields: Mapping[str, FieldInfo],
     prog: str,
-    description: str,
+    description: str | None,
     args: Sequence[str],
     renamed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -70,7 +65,7 @@ def parse_flags(
         The given settings, by name.
 
     Raises:
-        UsageError: A flag is unknown or a word is unexpected.
+        ConfigError: A flag is unknown or a word is unexpected.
     """
     parser = _Parser(prog=prog, usage=f"{prog} [flags]", description=description, allow_abbrev=False)
     for name, field in fields.items():
@@ -91,15 +86,15 @@ def say_where(config: Hardware) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message.removeprefix('argument ')}; {self.prog} --help lists the flags")
+        raise ConfigError(f"{message.removeprefix('argument ')}; {self.prog} --help lists the flags")
 
     def refuse(self, word: str) -> NoReturn:
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
-            raise UsageError(f"unexpected word '{word[:80]}'; {self.prog} --help lists the flags")
+            raise ConfigError(f"unexpected word '{word[:80]}'; {self.prog} --help lists the flags")
         near = difflib.get_close_matches(flag[:80], self._option_string_actions, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists them"
-        raise UsageError(f"unknown flag '{flag[:80]}'; {hint}")
+        raise ConfigError(f"unknown flag '{flag[:80]}'; {hint}")
 
 
 def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:

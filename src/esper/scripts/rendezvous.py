@@ -10,10 +10,8 @@ from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-Create = Callable[[rendezvous.RendezvousParameters], rendezvous.RendezvousHandler]
 
-
-def handler() -> Create:
+def handler() -> Callable[[rendezvous.RendezvousParameters], rendezvous.RendezvousHandler]:
     """Return the factory that torchrun registers for the entry point."""
     return create
 

@@ -15,7 +15,6 @@ from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig
 
-DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else."
 FILE_NAME = "report.html"
 _NO_SETTING = ("out", "as_json")
 """Settings of output, which do not change results; a new run needs a new directory."""
@@ -24,13 +23,15 @@ _ALWAYS = ("task", "controller", "rng_seed")
 
 
 class ReportConfig(Settings):
+    """Show what a run came to, in one HTML file that needs nothing else."""
+
     against: tuple[Path, ...] = Field((), description="Directories of runs to compare with.")
     out: Path | None = Field(None, description=f"File to write; else {FILE_NAME} in the run's directory.")
 
 
 def report_command(args: Sequence[str]) -> None:
     needed = "the directory of a run as its first word, such as runs/mine"
-    words, config = parse_words(ReportConfig, "esper report RUN", DESCRIPTION, args, needed=needed)
+    words, config = parse_words(ReportConfig, "esper report RUN", args, needed=needed)
     run = open_run(words[0])
     page = render_report(run, [open_run(path) for path in config.against], reproduction(run.row))
     out = config.out or Path(words[0]) / FILE_NAME

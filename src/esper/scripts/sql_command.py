@@ -23,7 +23,6 @@ from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 
 PROGRAM = 'esper sql RUN "select …"'
-DESCRIPTION = "Ask a run's tables, which docs/metrics.md describes, and the view 'decisions' with names."
 NUMBERS = ("BIGINT", "DOUBLE", "INTEGER", "HUGEINT", "FLOAT", "DECIMAL", "UBIGINT")
 SECONDS = 60.0
 MAX_LINES = 100
@@ -31,6 +30,8 @@ MAX_LINES = 100
 
 
 class SqlConfig(Settings):
+    """Ask a run's tables, which docs/metrics.md describes, and the view 'decisions' with names."""
+
     limit: int | None = Field(
         None,
         ge=1,
@@ -43,7 +44,7 @@ class SqlConfig(Settings):
 
 def sql_command(args: Sequence[str]) -> None:
     needed = 'a run and a query, such as runs/mine "select count(*) from epoch"'
-    words, config = parse_words(SqlConfig, PROGRAM, DESCRIPTION, args, count=2, needed=needed)
+    words, config = parse_words(SqlConfig, PROGRAM, args, count=2, needed=needed)
     if config.as_json and config.as_csv:
         raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
     is_for_people = not (config.as_json or config.as_csv)

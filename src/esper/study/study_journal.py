@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,12 +65,10 @@ def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[StudyJo
     """
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    lock = WriterLock(folder)
-    try:
+    with ExitStack() as stack:
+        stack.callback(WriterLock(folder).release)
         _check_identity(folder / IDENTITY_FILE, out, file, config)
         yield StudyJournal(folder)
-    finally:
-        lock.release()
 
 
 def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> None:
