@@ -91,9 +91,9 @@ class MorphEnv(gymnasium.Env[Features, NDArray[np.int64]]):
             action: Eight indices, one per head.
 
         Returns:
-            Observation, reward, terminated, truncated, and a dictionary with the ``report`` of the episode after
-            its last step. The horizon terminates an episode, or truncates it if ``horizon_terminates`` is
-            false; a host that diverges terminates it.
+            Observation, reward, terminated, truncated, and a dictionary with the ``report`` of the episode
+            after its last step. The horizon terminates an episode, or truncates it if ``horizon_terminates``
+            is false; a host that diverges terminates it.
         """
         assert self._env is not None, "call reset() first"
         known = len(self._env.reports)

@@ -120,7 +120,8 @@ class GrowthCallback(Callback):
 @contextmanager
 def _silent(pl_module: LightningModule) -> Iterator[None]:
     """Disable ``self.log`` and ``self.log_dict``, which Lightning refuses outside of its own loop."""
-    pl_module.log = pl_module.log_dict = lambda *_args, **_settings: None  # type: ignore[method-assign]
+    silent: Any = lambda *_args, **_settings: None  # noqa: E731
+    pl_module.log, pl_module.log_dict = silent, silent  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -59,7 +59,7 @@ class MarkResult(msgspec.Struct, frozen=True):
 
     @property
     def charged(self) -> int:
-        return ComputeLedger(**self.flops).charged
+        return msgspec.convert(self.flops, ComputeLedger).charged
 
 
 class RunResult(msgspec.Struct, frozen=True):

@@ -52,18 +52,21 @@ class StudyPhases:
 
     def run(self) -> TaskResults:
         """Execute all phases and return their results."""
-        members = {text for texts in self._config.arms.values() for text in texts}
-        if "schedule" in members:
-            self._plan = self._search_plan()
         arms = arms_of(self._config, self._task)
-        curves = self._choose_factors(self._to_choose(arms.values()))
+        texts = [text for own in arms.values() for text in own]
+        if "schedule" in texts:
+            self._plan = self._search_plan()
+        whats = [what for text in texts for what in self._rated(text)]
+        if any(map(_is_from_scratch, texts)):
+            whats += [f"static:{size}" for size in self._sizes]
+        curves = self._choose_factors(list(dict.fromkeys(whats)))
         static = {texts[0]: name for name, texts in arms.items() if _is_static(texts[0])}
         reference = [
             static[min(static, key=lambda what: curves[what][mark])]
             for mark in range(len(self._config.marks) if static else 0)
         ]
         found = self._evaluate(arms)
-        factors = {name: self._factors_of(self._what(texts[0])) for name, texts in arms.items()}
+        factors = {name: self._factors_of(texts[0]) for name, texts in arms.items()}
         plans = {name: self._plan for name, texts in arms.items() if self._plan and texts == ("schedule",)}
         return TaskResults(found, factors, reference, frozenset(static.values()), plans)
 
@@ -75,16 +78,14 @@ class StudyPhases:
 
     # --- selection ----------------------------------------------------------------------------
 
-    def _to_choose(self, arms: Iterable[tuple[str, ...]]) -> list[str]:
-        """Return the run texts whose learning rate has to be chosen."""
-        found: list[str] = []
-        for text in (text for texts in arms for text in texts):
-            kind, argument = Arm.of(text)
-            if kind in ("sweep", "static_final"):
-                found += [f"static:{size}" for size in self._sizes]
-            else:
-                found.append(f"ppo:{argument}" if kind == "shuffled" else self._what(text))
-        return list(dict.fromkeys(found))
+    def _rated(self, text: str) -> list[str]:
+        """Return the run texts whose learning rates an arm uses; none for ``static_final``."""
+        kind, _, argument = text.partition(":")
+        if kind == "sweep":
+            return [f"static:{size}" for size in self._sizes]
+        if kind == "static_final":
+            return []
+        return [f"ppo:{argument}" if kind == "shuffled" else self._what(text)]
 
     def _choose_factors(self, whats: Sequence[str]) -> dict[str, list[float]]:
         """Choose a rate for each run text; return its mean validation loss at every mark with that rate."""
@@ -172,12 +173,7 @@ class StudyPhases:
         return StudyRun(self._name, what, self._factors_of(grown), rng_seed)
 
     def _factors_of(self, what: str) -> tuple[float, ...]:
-        kind, _, argument = what.partition(":")
-        if kind == "sweep":
-            return tuple(self._factors[f"static:{size}"] for size in self._sizes)
-        if kind == "static_final":
-            return ()
-        return (self._factors[f"ppo:{argument}" if kind == "shuffled" else what],)
+        return tuple(self._factors[own] for own in self._rated(what))
 
 
 def _val_loss(answer: MarkResult | None) -> float:
