@@ -19,9 +19,8 @@ from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.protocols import EventSink
 from esper.leyline.rows import RunRow
 from esper.nissa.writer import RunWriter
-from esper.run.provenance import run_row
+from esper.run.provenance import changed_settings, run_row
 from esper.run.row_sink import RowSink
-from esper.run.run_config import changed_settings
 
 if TYPE_CHECKING:
     from esper.kasmina.network import MorphogeneticModel

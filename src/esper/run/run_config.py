@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -129,12 +129,6 @@ def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:
     except ValidationError as error:
         problems = [_sentence(problem, list(kind.model_fields)) for problem in error.errors()]
         raise ConfigError("; ".join(problems)) from None
-
-
-def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, by name, each as (before, now); a missing setting counts as None."""
-    pairs = {name: (before.get(name), now.get(name)) for name in (*before, *now)}
-    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}
 
 
 def run_config(**settings: object) -> RunConfig:

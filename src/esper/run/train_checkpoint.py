@@ -17,7 +17,8 @@ from esper.files.row_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.karn.run import read_rows
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.rows import RunRow, UpdateRow
-from esper.run.run_config import changed_settings, checked, read_settings
+from esper.run.provenance import changed_settings
+from esper.run.run_config import checked, read_settings
 from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import OPTIMISER_FILE, PROGRESS_FILE, Trainer
 from esper.tamiyo.policy import checkpoint

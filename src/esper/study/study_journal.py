@@ -13,7 +13,7 @@ import msgspec
 from esper.files.atomic_write import write_durably
 from esper.files.writer_lock import WriterLock
 from esper.leyline.errors import UNREADABLE, EsperError
-from esper.run.run_config import changed_settings
+from esper.run.provenance import changed_settings
 from esper.study.one_run import RunResult, StudyRun
 from esper.study.study_config import StudyConfig
 from esper.tamiyo.policy.checkpoint import POLICY_FILE, read_bytes, read_json
