@@ -13,13 +13,14 @@ from statistics import fmean
 
 from esper.kasmina.schedules import DECAY_SHARE
 from esper.study.one_run import MarkResult, RunResult, StudyRun
-from esper.study.study_config import Arm, StudyConfig, arms_of, sizes_of, space_of
+from esper.study.study_config import StudyConfig, arms_of, sizes_of, space_of
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
 RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
 """Function from runs to their results, in order; finished runs are not repeated."""
 MarkResults = Sequence[MarkResult | None]
 """Results ``[mark]`` of a run; None if the host diverged."""
+FROM_SCRATCH = "static_final:"
 STACK = "stack/"
 """Prefix, in a plan, of a seed that is a copy of a block."""
 
@@ -138,7 +139,7 @@ class StudyPhases:
     # --- evaluation ---------------------------------------------------------------------------
 
     def _evaluate(self, arms: Mapping[str, tuple[str, ...]]) -> dict[str, list[list[MarkResults]]]:
-        scratch = {name: Arm.of(texts[0]) for name, texts in arms.items() if _is_from_scratch(texts[0])}
+        scratch = {name: texts[0] for name, texts in arms.items() if _is_from_scratch(texts[0])}
         runs = {
             name: [
                 [StudyRun(self._name, what, self._factors_of(what), seed) for seed in self._config.evaluation]
@@ -149,7 +150,8 @@ class StudyPhases:
         }
         results = self._results(run for own in runs.values() for row in own for run in row)
         found = {name: [[results[run] for run in row] for row in own] for name, own in runs.items()}
-        for name, (_, grown) in scratch.items():
+        for name, text in scratch.items():
+            grown = text.removeprefix(FROM_SCRATCH)
             whats = map(self._what, arms[grown])
             found[name] = [self._from_scratch(w, f) for w, f in zip(whats, found[grown], strict=True)]
         return {name: found[name] for name in arms}
@@ -185,4 +187,4 @@ def _is_static(what: str) -> bool:
 
 
 def _is_from_scratch(text: str) -> bool:
-    return text.startswith("static_final:")
+    return text.startswith(FROM_SCRATCH)

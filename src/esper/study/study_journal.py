@@ -82,6 +82,7 @@ def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> N
         write_durably(path, json.dumps({"file": str(file), **own}, indent=1).encode())
         return
     kept = read_json(path)
+    kept.pop("sha256", None)  # journals of version 0.1 hold a digest of all settings
     first_file = kept.pop("file", None)
     if different := changed_settings(own, kept):
         raise EsperError(
