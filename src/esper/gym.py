@@ -1,13 +1,13 @@
-"""Growing networks as a Gymnasium environment, for the agents of others.
+"""Gymnasium environment of a growing network, for agents of other libraries.
 
 ::
 
-    import esper.gym  # registers it
+    import esper.gym  # registers the environment
     env = gymnasium.make("esper/Morph-v0", task="digits_impaired")
     MaskablePPO("MlpPolicy", env).learn(10_000)
 
-One episode grows one host from its first weights to its horizon; one step is a decision and an epoch.
-Observations, rewards and the names of settings are those of ``esper train``.
+One episode trains one host from its initial weights to its horizon; one step is one decision and one epoch.
+Observations, rewards and names of settings are those of ``esper train``.
 """
 
 from __future__ import annotations
@@ -36,23 +36,28 @@ ENV_ID: Final = "esper/Morph-v0"
 Features = NDArray[np.float32]
 
 
-class MorphEnv(gymnasium.Env[Features, NDArray[np.int64]]):
-    """One host that grows; the same rng seed gives the same episodes.
+class GymMorphEnv(gymnasium.Env[Features, NDArray[np.int64]]):
+    """Environment of one growing host; equal rng seeds give equal episodes.
 
-    An observation is the policy's features, then for each slot which blueprint it holds. An action is eight
-    indices, one per head.
+    An observation holds the features of the policy, followed by a one-hot code of the blueprint in each slot.
+    An action is eight indices, one per head.
+
+    Args:
+        task: Name of a task, ``package.module:function``, or a function that returns a task.
+        settings: Settings of ``esper train`` that concern environments, such as ``steps``, ``slots`` and
+            ``reward_family``.
+
+    Raises:
+        ConfigError: A setting is unknown or invalid.
+
+    Example:
+        >>> env = GymMorphEnv(task="digits_impaired", steps=10)
+        >>> observation, info = env.reset(seed=0)
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  as Gymnasium declares it
 
     def __init__(self, task: str | Callable[[], TaskSpec] = "digits_impaired", **settings: Any) -> None:
-        """Build the spaces.
-
-        Args:
-            task: Name of a task, ``package.module:function``, or a function that returns a task.
-            **settings: Settings of ``esper train`` that concern environments, such as ``steps`` and
-                ``slots``.
-        """
         if callable(task):
             found = checked_task(task(), getattr(task, "__qualname__", repr(task)))
             register_task(found)
@@ -71,7 +76,15 @@ class MorphEnv(gymnasium.Env[Features, NDArray[np.int64]]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Features, dict[str, Any]]:
-        """The first episode of an rng seed, or the next one of the present seed."""
+        """Start the first episode of an rng seed, or the next episode of the current rng seed.
+
+        Args:
+            seed: Rng seed; the current one unless given, or a random one at the first call.
+            options: Ignored.
+
+        Returns:
+            The observation and an empty dictionary.
+        """
         super().reset(seed=seed)
         if seed is not None or self._env is None:
             rng_seed = int(self.np_random.integers(2**31)) if seed is None else seed
@@ -79,9 +92,15 @@ class MorphEnv(gymnasium.Env[Features, NDArray[np.int64]]):
         return self._seen(self._env.reset()), {}
 
     def step(self, action: NDArray[np.int64]) -> tuple[Features, float, bool, bool, dict[str, Any]]:
-        """Carry out a decision and train for an epoch; what is not legal is refused and changes nothing.
+        """Execute an action and train for one epoch; an illegal action changes nothing before the epoch.
 
-        A host that breaks down terminates its episode. The end of one has its report in ``info``.
+        Args:
+            action: Eight indices, one per head.
+
+        Returns:
+            Observation, reward, terminated, truncated, and a dictionary with the ``report`` of the episode
+            after its last step. The horizon terminates an episode, or truncates it if ``horizon_terminates``
+            is false; a host that diverges terminates it.
         """
         assert self._env is not None, "call reset() first"
         known = len(self._env.reports)
@@ -89,38 +108,32 @@ class MorphEnv(gymnasium.Env[Features, NDArray[np.int64]]):
         ended, terminated = bool(result.ended[0]), bool(result.terminated[0])
         new = self._env.reports[known:]
         info = {"report": asdict(new[0])} if new else {}
-        return (
-            self._seen(result.observation),
-            float(result.reward[0]),
-            terminated,
-            ended and not terminated,
-            info,
-        )
+        seen, truncated = self._seen(result.observation), ended and not terminated
+        return seen, float(result.reward[0]), terminated, truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """What may be chosen, head after head ``[sum of sizes]``, as MaskablePPO asks for it.
+        """Return the legal indices of all heads ``[sum of head sizes]``, in the form that MaskablePPO reads.
 
-        By itself: a slot is open if any op is legal there, a head if any legal op reads it.
+        Each head has its own mask: a slot is allowed if any op is legal in it, and a head that no legal op
+        reads allows only its canonical index. A combination of allowed indices can therefore be illegal.
         """
         return self._masks
 
     def _seen(self, observation: Observation) -> Features:
+        """Store the masks of an observation and return it as one array."""
         legal = observation.masks.slot_by_op[0].numpy()
         ops = legal.any(axis=1)
         read: NDArray[np.bool_] = np.asarray(HEADS_OF_OP[ops].any(axis=0))
         read[list(observation.masks.held)] = False
+        blueprints = observation.masks.blueprint[0].numpy()
+        free = {Head.OP: ops, Head.SLOT: legal.any(axis=0), Head.BLUEPRINT: blueprints}
         masks = []
-        for head, size in enumerate(self._sizes):
+        for head, size in zip(Head, self._sizes, strict=True):
             canonical = np.arange(size) == CANONICAL_ACTION[head]
-            free = {
-                Head.OP: ops,
-                Head.SLOT: legal.any(axis=0),
-                Head.BLUEPRINT: observation.masks.blueprint[0].numpy(),
-            }.get(Head(head), np.ones(size, dtype=np.bool_))
-            masks.append(free if read[head] else canonical)
+            masks.append(free.get(head, np.ones(size, dtype=np.bool_)) if read[head] else canonical)
         self._masks = np.concatenate(masks)
         held = observation.blueprint_indices[0].numpy()[:, None] == np.arange(NUM_BLUEPRINTS)
         return np.concatenate([observation.features[0].numpy(), held.ravel()], dtype=np.float32)
 
 
-gymnasium.register(ENV_ID, entry_point=MorphEnv)
+gymnasium.register(ENV_ID, entry_point=GymMorphEnv)

@@ -1,4 +1,4 @@
-"""Growth under ``transformers.Trainer``: a callback that grows the model after every evaluation.
+"""Callback of ``transformers.Trainer`` that grows the model after every evaluation.
 
 ::
 
@@ -21,18 +21,29 @@ from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
 EVALUATED_BATCHES: Final = 32
-"""Of the evaluation set, for each configuration of the seeds."""
+"""Default number of evaluation batches per measurement."""
 _logger = logging.get_logger(__name__)
 
 
 class GrowthCallback(TrainerCallback, ExportableState):
-    """Slots from the moment the Trainer is made; decisions after every evaluation, by its loss.
+    """Callback that attaches slots when the Trainer is created and decides after every evaluation.
 
-    Checkpoints hold the seeds: ``resume_from_checkpoint`` and ``load_best_model_at_end`` bring them back.
+    The metric is the loss of the model. Checkpoints include the seeds, so ``resume_from_checkpoint`` and
+    ``load_best_model_at_end`` restore them.
+
+    Args:
+        sample: Batch that the model is called with, without labels.
+        batches: Evaluation batches per measurement. The model is measured once with all seeds and once for
+            each seed that is switched off.
+        settings: Further arguments of ``esper.Growth``, such as ``slots`` and ``controller``.
+
+    Example:
+        >>> growth = esper.hf.GrowthCallback(sample=batch)
+        >>> Trainer(model, args, train_dataset=…, eval_dataset=…, callbacks=[growth]).train()
+        >>> model = growth.finish()
     """
 
     def __init__(self, *, sample: Any, batches: int = EVALUATED_BATCHES, **settings: Any) -> None:
-        """``sample`` is a batch as the model is called with, without labels; ``settings`` are Growth's."""
         self._sample = sample
         self._batches = batches
         self._settings = {"higher_is_better": False, **settings}
@@ -42,23 +53,28 @@ class GrowthCallback(TrainerCallback, ExportableState):
 
     @property
     def growth(self) -> Growth:
-        """What grows the model, from the moment that a Trainer has this callback."""
+        """``Growth`` of the model; available after the callback was passed to a Trainer."""
         if self._growth is None:
             raise EsperError("this callback has no Trainer yet; pass it in Trainer(callbacks=[…])")
         return self._growth
 
     def finish(self) -> nn.Module:
-        """The model as a plain module; see ``Growth.finish``."""
+        """Return the model as a plain module without slots; see ``Growth.finish``."""
         return self.growth.finish()
 
-    # --- what the Trainer calls ----------------------------------------------------------------------
+    # --- hooks of the Trainer -------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Attach empty slots: a checkpoint that is loaded after this brings its seeds."""
+        """Attach empty slots; the Trainer loads a checkpoint with its seeds afterwards."""
         self._growth = Growth(known["model"], sample=self._sample, **self._settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Take the optimiser, and where a training goes on, what was known of the seeds."""
+        """Bind the optimiser; in a resumed training, restore the state of the growth.
+
+        Raises:
+            EsperError: The callback was added too late, there are no evaluations, or the checkpoint was
+                written without this callback.
+        """
         if self._growth is None:
             raise EsperError(
                 "the callback came to the Trainer after it was made, too late for a checkpoint's seeds; pass"
@@ -81,7 +97,7 @@ class GrowthCallback(TrainerCallback, ExportableState):
         self._training = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Measure the seeds on a part of the evaluation set and let the controller decide."""
+        """Measure the seeds on the first evaluation batches and let the controller decide."""
         if self._training:
             net, loader = self.growth.net, known["eval_dataloader"]
             for event in self.growth.end_epoch(lambda: list(_losses(net, loader, self._batches))):
@@ -90,19 +106,20 @@ class GrowthCallback(TrainerCallback, ExportableState):
                 self._regroup()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Evaluations after this decide nothing."""
+        """Stop deciding: later evaluations only evaluate."""
         self._training = False
 
     def state(self) -> dict[str, Any]:
-        """Into ``trainer_state.json`` of every checkpoint."""
+        """Return the state of the growth, which the Trainer writes to ``trainer_state.json``."""
         growth = None if self._growth is None else self._growth.state_dict()
         return {"args": {}, "attributes": {"growth": growth}}
 
 
 def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
-    """Sorts parameters into groups as the Trainer does, by name; None if the groups are not its own.
+    """Return a function that sorts all parameters into the weight-decay groups of the Trainer.
 
-    A resumed training makes its optimiser anew from the grown model, and the saved state must fit it.
+    A resumed training builds a new optimiser from the grown model, and the saved optimiser state must fit its
+    groups. Returns None if the optimiser has other groups than those of the Trainer.
     """
 
     def wanted() -> list[list[nn.Parameter]]:
@@ -121,7 +138,7 @@ def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
 
 @torch.no_grad()
 def _losses(net: nn.Module, batches: Iterable[Any], count: int) -> Iterator[float]:
-    """The model's own loss, batch by batch."""
+    """Yield the loss that the model returns for each batch."""
     net.eval()
     device = next(net.parameters()).device
     for batch in islice(batches, count):

@@ -1,4 +1,4 @@
-"""Growth under Lightning: a callback that grows the module after every validation.
+"""Lightning callback that grows the network of a module after every validation.
 
 ::
 
@@ -21,22 +21,31 @@ from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
 VALIDATED_BATCHES: Final = 32
-"""Of the validation set, for each configuration of the seeds."""
+"""Default number of validation batches per measurement."""
 
 
 class GrowthCallback(Callback):
-    """Slots from ``setup`` on; decisions after every validation, by the loss of ``validation_step``.
+    """Callback that attaches slots in ``setup`` and decides after every validation.
 
-    Checkpoints hold the seeds: ``fit(…, ckpt_path=…)`` brings them back.
+    The metric is the loss that ``validation_step`` returns. Checkpoints include the seeds, so
+    ``fit(…, ckpt_path=…)`` restores them.
+
+    Args:
+        sample: Input that the network is called with, for example a batch.
+        net: Name of the module's attribute that is the network; the module itself unless given.
+        batches: Validation batches per measurement. The network is measured once with all seeds and once for
+            each seed that is switched off.
+        settings: Further arguments of ``esper.Growth``, such as ``slots`` and ``controller``.
+
+    Example:
+        >>> growth = esper.lightning.GrowthCallback(sample=batch)
+        >>> Trainer(max_epochs=30, callbacks=[growth]).fit(module, train_loader, val_loader)
+        >>> module = growth.finish()
     """
 
     def __init__(
         self, *, sample: Any, net: str | None = None, batches: int = VALIDATED_BATCHES, **settings: Any
     ) -> None:
-        """``sample`` is a batch as the network is called with; ``settings`` are Growth's.
-
-        The network is the module itself, or its attribute ``net``.
-        """
         self._sample = sample
         self._attribute = net
         self._batches = batches
@@ -46,32 +55,32 @@ class GrowthCallback(Callback):
 
     @property
     def growth(self) -> Growth:
-        """What grows the network, from ``fit`` on."""
+        """``Growth`` of the network; available after the start of ``fit``."""
         if self._growth is None:
             raise EsperError("this callback has no network yet; pass it in Trainer(callbacks=[…]) and fit")
         return self._growth
 
     def finish(self) -> nn.Module:
-        """The network as a plain module; see ``Growth.finish``."""
+        """Return the network as a plain module without slots; see ``Growth.finish``."""
         return self.growth.finish()
 
-    # --- what the Trainer calls ----------------------------------------------------------------------
+    # --- hooks of the Trainer -------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Attach empty slots: a checkpoint that is loaded after this brings its seeds."""
+        """Attach empty slots; Lightning loads a checkpoint with its seeds afterwards."""
         if stage == "fit" and self._growth is None:
             net = pl_module if self._attribute is None else getattr(pl_module, self._attribute)
             self._growth = Growth(net, sample=self._sample, **self._settings)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take the optimisers; their states are loaded after this."""
+        """Bind the optimisers; Lightning loads their states afterwards."""
         self.growth.bind(trainer.optimizers)
         if self._loaded is not None:
             self.growth.load_state_dict(self._loaded)
             self._loaded = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse a training that would never evaluate."""
+        """Raise ``EsperError`` if the training has no validation."""
         if not trainer.enable_validation:
             raise EsperError(
                 "nothing would grow: growth decides after validations, and there is none; pass"
@@ -79,7 +88,7 @@ class GrowthCallback(Callback):
             )
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Measure the seeds on a part of the validation set and let the controller decide."""
+        """Measure the seeds on the first validation batches and let the controller decide."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             losses = lambda: list(self._losses(trainer, pl_module))  # noqa: E731
             for event in self.growth.end_epoch(losses):
@@ -93,7 +102,7 @@ class GrowthCallback(Callback):
 
     @torch.no_grad()
     def _losses(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[float]:
-        """The module's own validation loss, batch by batch; what it logs on the way is left out."""
+        """Yield the loss of ``validation_step`` for each batch, without logging."""
         pl_module.eval()
         with _silent(pl_module):
             for number, batch in enumerate(islice(trainer.val_dataloaders or (), self._batches)):
@@ -110,12 +119,10 @@ class GrowthCallback(Callback):
 
 @contextmanager
 def _silent(pl_module: LightningModule) -> Iterator[None]:
-    """``self.log`` does nothing inside: outside of its own loop Lightning refuses it."""
-    names = ("log", "log_dict")
-    for name in names:
-        object.__setattr__(pl_module, name, lambda *_args, **_settings: None)
+    """Disable ``self.log`` and ``self.log_dict``, which Lightning refuses outside of its own loop."""
+    silent: Any = lambda *_args, **_settings: None  # noqa: E731
+    pl_module.log, pl_module.log_dict = silent, silent  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for name in names:
-            object.__delattr__(pl_module, name)
+        del pl_module.log, pl_module.log_dict

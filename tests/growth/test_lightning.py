@@ -1,4 +1,4 @@
-"""The callback under real Lightning: grow, resume bit for bit, refuse what would never grow."""
+"""Callback in a real Lightning trainer: growth, bit-equal resumption, refused trainings."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.leyline.errors import EsperError
 from esper.lightning import GrowthCallback
 
-# What other packages warn of is theirs; our own warnings stay errors.
+# Warnings of other packages are ignored; warnings of Esper stay errors.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::esper.leyline.errors.GrowthWarning"),
@@ -64,7 +64,7 @@ def callback(**settings) -> GrowthCallback:
     )
 
 
-def test_a_training_grows_and_resumes_bit_for_bit(tmp_path):
+def test_a_resumed_training_ends_with_bit_equal_weights_and_seeds(tmp_path):
     growing = callback()
     ours = trainer(tmp_path, growing)
     module = Classifier()
@@ -85,6 +85,6 @@ def test_a_training_grows_and_resumes_bit_for_bit(tmp_path):
     ("module", "validation", "words"),
     [(Classifier, None, "there is none"), (Silent, loader(16), "returned NoneType")],
 )
-def test_what_could_not_decide_is_refused(tmp_path, module, validation, words):
+def test_trainings_without_validation_or_without_its_loss_are_refused(tmp_path, module, validation, words):
     with pytest.raises(EsperError, match=words):
         trainer(tmp_path, callback(), max_epochs=1).fit(module(), loader(32), validation)

@@ -17,7 +17,7 @@ devices=('cpu',) policy_device='cpu' amp='off'
 """
 RUN = """
 task='digits_impaired' controller='heuristic' rng_seed=0 episodes=1 steps=None budget=None slots=()
-rotation=() plan='every:1:conv_heavy' incubation='shadow' incubation_epochs=None auto_forward=True
+rotation=() plan='every:1:conv_heavy' incubation_epochs=None auto_forward=True
 checkpoint=None against=() detail='full' out=None as_json=False
 devices=('cpu',) policy_device='cpu' amp='off'
 """
@@ -26,7 +26,7 @@ NAMED = {
     "study": "task='digits_impaired' envs=16 iterations=60 evaluate_every=10 evaluate_episodes=24",
     "mixture": "task='digits_mixture' envs=24 iterations=36 context=True hidden_dim=64"
     " update_epochs=16"
-    " hold_heads=('style',_'alpha_target',_'alpha_speed',_'alpha_curve') reward_family='log_loss'"
+    " hold_heads=['style',_'alpha_target',_'alpha_speed',_'alpha_curve'] reward_family='log_loss'"
     " reward_scale=1.0 rent=0.0 evaluate_every=9 evaluate_episodes=24",
     "any_slots": "task='digits_impaired' iterations=80 capacity=8 vary_slots=True",
 }

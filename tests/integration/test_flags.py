@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from esper.nissa.writer import RunWriter
-from esper.run.run_config import TrainingConfig
-from esper.scripts.flags import UsageError, parse_flags
+from esper.run.run_config import ConfigError, TrainingConfig
+from esper.scripts.flags import parse_flags
 from esper.scripts.guard import USAGE_ERROR
 from tests.karn import fake_run
 
@@ -25,8 +25,7 @@ from tests.karn import fake_run
     ],
 )
 def test_a_flag_with_its_default_value_overrides_the_file(args: list[str], given: dict) -> None:
-    found, _ = parse_flags(TrainingConfig, "esper train", "", args)
-    assert found == given
+    assert parse_flags(TrainingConfig.model_fields, "esper train", "", args) == given
 
 
 @pytest.mark.parametrize(
@@ -39,8 +38,8 @@ def test_a_flag_with_its_default_value_overrides_the_file(args: list[str], given
     ],
 )
 def test_an_invalid_flag_ends_with_one_sentence(args: list[str], sentence: str) -> None:
-    with pytest.raises(UsageError) as refusal:
-        parse_flags(TrainingConfig, "esper train", "", args)
+    with pytest.raises(ConfigError) as refusal:
+        parse_flags(TrainingConfig.model_fields, "esper train", "", args)
     assert str(refusal.value) == sentence
 
 

@@ -70,7 +70,7 @@ def test_the_command_in_a_report_has_the_settings_of_a_run(settings: dict[str, o
     config = run_config(**settings)
     kind, flags = reproduced(config)
     assert kind == "run"
-    given, _ = parse_flags(RunConfig, "esper run", "", flags)
+    given = parse_flags(RunConfig.model_fields, "esper run", "", flags)
     assert checked(RunConfig, given) == config.model_copy(update={"out": None, "as_json": False})
 
 
@@ -86,7 +86,7 @@ def test_the_command_in_a_report_has_the_settings_of_a_training(settings: dict[s
     config = checked(TrainingConfig, settings)
     kind, flags = reproduced(config, iterations=config.iterations)
     assert kind == "train"
-    given, _ = parse_flags(TrainingConfig, "esper train", "", flags)
+    given = parse_flags(TrainingConfig.model_fields, "esper train", "", flags)
     assert checked(TrainingConfig, given) == config
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from esper.karn.run import open_run, read_rows
 from esper.karn.screen import screen
-from esper.kasmina import load_committed
+from esper.kasmina.checkpoint import load
 from esper.leyline.rows import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from esper.run.run_config import RunConfig
@@ -122,7 +122,7 @@ def test_the_twin_scores_in_the_rows_equal_a_run_of_the_off_controller(finished:
 
 
 def test_the_saved_network_has_the_reported_score(finished: Path) -> None:
-    network = load_committed(finished / "heuristic" / "model" / "episode-0").eval()
+    network = load(finished / "heuristic" / "model" / "episode-0.pt").eval()
     task = task_named("digits_impaired")
     splits = task.load(EpisodeStreams(0, 0, 0).generator("split"))
     with torch.inference_mode():
@@ -169,7 +169,6 @@ def test_each_setting_changes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pyt
         "episodes": "--episodes 2",
         "slots": "--slots 1",
         "rotation": "--rotation norm",
-        "incubation": "--incubation straight_through",
         "incubation_epochs": "--incubation-epochs 0",
         "auto_forward": "--no-auto-forward",
         "plan": "--controller periodic --plan norm@r0c1:2",
@@ -201,7 +200,7 @@ def test_each_setting_changes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pyt
         (["run", "--controller", "heuristc"], ["unknown controller 'heuristc'", "did you mean heuristic"]),
         (["run", "--against", "of"], ["unknown controller 'of'", "off"]),
         (["run", "--budget", "1x"], ["a budget is a number of FLOPs such as 0.5T"]),
-        (["run", "--budget", "1T", "--steps", "3"], ["budget and steps both say", "leave one of them out"]),
+        (["run", "--budget", "1T", "--steps", "3"], ["budget and steps both set", "leave one of them out"]),
         (["run", "--budget", "1M"], ["a budget of 1,000,000 FLOP", "give 3,235,840"]),
         (["run", "--controller", "counting"], ["unknown blueprint 'stack'"]),
         (["run", "--slots", "r0c9"], ["slot 'r0c9' is not in this model", "r0c0, r0c1, r0c2"]),

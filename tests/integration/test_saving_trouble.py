@@ -9,11 +9,11 @@ import pytest
 
 from esper.karn.run import read_rows
 from esper.leyline.rows import UpdateRow
-from esper.run import train_checkpoint
 from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.trainer import Iteration, Trainer
+from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.checkpoint import load_policy, seal
 from tests.integration.training import (
     StoppedError,
@@ -58,7 +58,7 @@ def test_a_training_that_diverges_right_after_a_checkpoint_keeps_that_checkpoint
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run_iteration", diverge)
-        patch.setattr(train_checkpoint, "seal", lambda state, names: (check_the_last(), seal(state, names)))
+        patch.setattr(checkpoint, "seal", lambda state, names: (check_the_last(), seal(state, names)))
         with pytest.raises(PolicyDivergedError):
             train(tiny(), out)
     assert (out / "checkpoints" / "latest").read_text() == "iteration-00002-again"

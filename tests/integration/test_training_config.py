@@ -252,7 +252,7 @@ def test_an_unknown_name_is_refused_with_allowed_names_and_the_nearest() -> None
 
 def test_budget_and_steps_together_are_refused() -> None:
     assert said_about({"budget": "2T", "steps": 20}) == (
-        "budget and steps both say how long an episode is; leave one of them out"
+        "budget and steps both set the length of an episode; leave one of them out"
     )
 
 
@@ -261,7 +261,7 @@ def test_budget_and_steps_together_are_refused() -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_file_overrides_the_preset_and_flags_override_the_file(preset: str) -> None:
-    assert training_config(preset, {}, {}).model_dump().items() >= PRESETS[preset].items()
+    assert training_config(preset, {}, {}).model_dump(mode="json").items() >= PRESETS[preset].items()
     config = training_config(preset, {"envs": 12, "iterations": 4}, {"iterations": 5})
     assert (config.envs, config.iterations) == (12, 5)
 

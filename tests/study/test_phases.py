@@ -3,12 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from esper.study.one_run import MarkResult, RunResult, StudyRun
 from esper.study.phases import StudyPhases, TaskResults
-from esper.study.study_config import space_of
-from tests.study.building import NAME, TASK, study
+from tests.study.building import NAME, study
 
 FLOPS = {
     "forward": 1,
@@ -47,16 +44,11 @@ class Made:
         ]
 
 
-@pytest.fixture(scope="module")
-def space() -> Any:
-    return space_of(TASK)
+def phases(made: Made, **settings: Any) -> TaskResults:
+    return StudyPhases(study(**settings), NAME, made).run()
 
 
-def phases(space: Any, made: Made, **settings: Any) -> TaskResults:
-    return StudyPhases(study(**settings), NAME, space, made).run()
-
-
-def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds(space):
+def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds():
     # Size 1 is best at half the rate, the others at twice; size 1 is best at the first mark, 3 at the last.
     best = {"static:1": 0.5, "static:2": 2.0, "static:3": 2.0}
     at_best = {"static:1": (3.0, 3.0), "static:2": (4.0, 2.5), "static:3": (5.0, 2.0)}
@@ -68,7 +60,7 @@ def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds(space):
         return [loss + worse for loss in at_best[run.what]]
 
     made = Made(losses)
-    found = phases(space, made, learning_rate_factors=[0.5, 1.0, 2.0], selection_rng_seeds=2)
+    found = phases(made, learning_rate_factors=[0.5, 1.0, 2.0], selection_rng_seeds=2)
     assert found.reference == ["static:1", "static:3"]
     assert found.factors == {"static:1": (0.5,), "static:2": (2.0,), "static:3": (2.0,)}
     chosen, reported = made.asked[:18], made.asked[18:]
@@ -78,25 +70,25 @@ def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds(space):
     ]
 
 
-def test_a_rate_at_which_a_host_diverges_or_rolls_back_is_not_chosen(space):
+def test_a_rate_at_which_a_host_diverges_or_rolls_back_is_not_chosen():
     made = Made(lambda run: None if run.factors == (2.0,) else (1.0, 1.0))
     breaking = Made(lambda run: (1.0 / run.factors[0],) * 2, cut_short=lambda run: run.factors == (2.0,))
     for losses in (made, breaking):
-        found = phases(space, losses, arms=["static:2"], learning_rate_factors=[2.0, 1.0])
+        found = phases(losses, arms=["static:2"], learning_rate_factors=[2.0, 1.0])
         assert found.factors == {"static:2": (1.0,)}
 
 
-def test_results_of_a_diverged_run_are_none(space):
+def test_results_of_a_diverged_run_are_none():
     made = Made(lambda run: None if run.rng_seed == 2_000_001 else (1.0, 1.0))
-    found = phases(space, made, arms=["static:2"])
+    found = phases(made, arms=["static:2"])
     ((first, second),) = found.arms["static:2"]
     assert [answer.test_loss for answer in first if answer] == [101.0, 101.0]
     assert second == [None, None]
 
 
-def test_off_runs_as_the_smallest_size_and_a_sweep_has_one_rate_per_size(space):
+def test_off_runs_as_the_smallest_size_and_a_sweep_has_one_rate_per_size():
     made = Made(lambda run: (1.0, run.factors[0] * (1 if run.what == "static:2" else -1)))
-    found = phases(space, made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
+    found = phases(made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
     assert [(run.what, run.factors) for run in made.asked[-2:]] == [
         ("static:1", (2.0,)), ("sweep", (2.0, 1.0, 2.0)),
     ]  # fmt: skip
@@ -104,27 +96,27 @@ def test_off_runs_as_the_smallest_size_and_a_sweep_has_one_rate_per_size(space):
     assert found.reference == []
 
 
-def test_grown_networks_are_trained_from_scratch_for_every_mark(space):
+def test_grown_networks_are_trained_from_scratch_for_every_mark():
     """At the first mark one block was copied, which gives two blocks; the last also has a LoRA seed."""
     stack, both = "stack/linear_add@r0c0:0", "stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
     values = {"static:2": (4.0, 4.5), f"whole:{both}": (5.0, 5.5)}
     made = Made(lambda run: values.get(run.what, (1.0, 1.0)), lambda run: (stack, both))
     arms = {"grown": "random", "scratch": "static_final:grown"}
-    found = phases(space, made, arms=arms, rng_seeds=1)
+    found = phases(made, arms=arms, rng_seeds=1)
     [[[half, end]]] = found.arms["scratch"]
     assert (half.val_loss, end.val_loss) == (4.0, 5.5)
     assert {run.what for run in made.asked if run.rng_seed == 2_000_000} == {"random", *values}
 
 
-def test_an_arm_of_several_trainings_has_one_list_of_results_per_training(space):
+def test_an_arm_of_several_trainings_has_one_list_of_results_per_training():
     made = Made(lambda run: (1.0, 1.0) if run.what.endswith("a") else (2.0, 2.0))
-    found = phases(space, made, arms={"ppo": ["ppo:a", "ppo:b"], "shuffled": ["shuffled:a", "shuffled:b"]})
+    found = phases(made, arms={"ppo": ["ppo:a", "ppo:b"], "shuffled": ["shuffled:a", "shuffled:b"]})
     for name in ("ppo", "shuffled"):
         ends = [[answers[-1].val_loss for answers in training] for training in found.arms[name]]
         assert ends == [[1.0, 1.0], [2.0, 2.0]]
 
 
-def test_the_schedule_is_the_best_plan_found_within_the_allowed_episodes(space):
+def test_the_schedule_is_the_best_plan_found_within_the_allowed_episodes():
     """The made-up loss is the step of the first seed, minus 100 with two seeds, so the search prefers two."""
 
     def losses(run: StudyRun) -> Sequence[float]:
@@ -133,7 +125,7 @@ def test_the_schedule_is_the_best_plan_found_within_the_allowed_episodes(space):
         return [loss, loss]
 
     made = Made(losses)
-    found = phases(space, made, arms=["schedule"], schedule_episodes=40, selection_rng_seeds=2, rng_seeds=1)
+    found = phases(made, arms=["schedule"], schedule_episodes=40, selection_rng_seeds=2, rng_seeds=1)
     tried = list(dict.fromkeys(run.what for run in made.asked if run.rng_seed < 2_000_000))
     assert len(tried) == 20
     assert found.plans["schedule"] == min(tried, key=lambda what: losses(StudyRun("", what, (), 0))[0])[9:]

@@ -1,47 +1,49 @@
 """Run of one controller over its episodes, written to a run directory."""
 
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 
 from esper.karn.run import read_rows
 from esper.kasmina.checkpoint import network_state, save
 from esper.leyline.errors import InterruptedRunError
+from esper.leyline.protocols import Controller
 from esper.leyline.rows import EpochRow
 from esper.nissa.writer import RunWriter
-from esper.run.factories import build_controller, build_task, build_vector, describe_run, one_thread
+from esper.run.factories import build_controller, build_vector, describe_run, one_thread
 from esper.run.row_sink import RowSink
 from esper.run.run_config import RunConfig
 from esper.tolaria.episode import run_episode
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.twin import run_without_growth
+from esper.tolaria.vector import SerialVector
 
 
-def free_directory(name: str, base: Path = Path("runs")) -> Path:
-    """Return ``base / name``, with the first free number appended if that path exists."""
-    candidate, number = base / name, 1
-    while candidate.exists():
-        number += 1
-        candidate = base / f"{name}-{number}"
-    return candidate
+def free_directory(name: str) -> Path:
+    """Return ``runs/name``, with the first free number from 2 appended if that path exists."""
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def check_names(config: RunConfig) -> None:
     """Raise on unknown names and unfit plans before anything is run or written."""
-    task = build_task(config)
-    vector = build_vector(config, task)
-    vector.reset(0)
-    for name in (config.controller, *config.against):
+    vector, _ = _start(config, config.controller)
+    for name in config.against:
         build_controller(name, config, vector.action_space)
 
 
 def run_one_episode(config: RunConfig, episode: int = 0) -> EpisodeReport:
     """Run one episode of the configured controller without writing files, and return its report."""
     with one_thread():
-        vector = build_vector(config, build_task(config))
-        vector.reset(episode)
-        controller = build_controller(config.controller, config, vector.action_space)
-        (report,) = run_episode(vector, controller, episode)
+        (report,) = run_episode(*_start(config, config.controller, episode), episode)
     return report
+
+
+def _start(config: RunConfig, controller_name: str, episode: int = 0) -> tuple[SerialVector, Controller]:
+    """Return an environment at the start of an episode, and a new controller for it."""
+    vector = build_vector(config)
+    vector.reset(episode)
+    return vector, build_controller(controller_name, config, vector.action_space)
 
 
 def run_arm(
@@ -61,12 +63,9 @@ def run_arm(
     Raises:
         InterruptedRunError: Ctrl-C was pressed; the message names the epochs that were written.
     """
-    task = build_task(config)
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:
-        vector = build_vector(config, task)
-        env = vector.envs[0]
-        env.reset(0)
-        controller = build_controller(controller_name, config, vector.action_space)
+        vector, controller = _start(config, controller_name)
+        (env,) = vector.envs
         run = describe_run(config, controller_name, directory.name, env)
         env.recorder.sink = sink = RowSink(run, writer)
         sink.emit(run)
@@ -81,7 +80,7 @@ def run_arm(
                 twin = None
                 if controller_name != "off":
                     twin = run_without_growth(
-                        task, rng_seed=config.rng_seed, episode=episode, compute=env.compute
+                        env.task, rng_seed=config.rng_seed, episode=episode, compute=env.compute
                     ).val_scores
                 run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
                 save(network_state(env.model), directory / "model" / f"episode-{episode}.pt")
@@ -89,7 +88,7 @@ def run_arm(
             writer.close()
             finished = sum(row.episode == env.episode for row in read_rows(directory, EpochRow))
             raise InterruptedRunError(
-                f"interrupted in episode {env.episode}, epoch {finished + 1} of {task.horizon};"
+                f"interrupted in episode {env.episode}, epoch {finished + 1} of {env.task.horizon};"
                 f" the {finished} finished epochs of this episode and everything before it are readable"
                 f" in {directory}"
             ) from None

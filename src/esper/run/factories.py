@@ -47,8 +47,9 @@ def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec
     return replace(task, rules=rules, horizon=horizon, budget=budget)
 
 
-def build_vector(config: RunConfig, task: TaskSpec) -> SerialVector:
+def build_vector(config: RunConfig) -> SerialVector:
     """Return one environment before its first episode; all slots are enabled unless the run names some."""
+    task = build_task(config)
     slots = task.slot_config
     named = config.slots if config.slots and config.slot_count is None else slots.slot_ids
     return SerialVector(

@@ -6,7 +6,7 @@ written since are removed."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,8 +19,7 @@ from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.protocols import EventSink
 from esper.leyline.rows import RunRow
 from esper.nissa.writer import RunWriter
-from esper.run.provenance import run_row
-from esper.run.resume_check import changed_settings
+from esper.run.provenance import changed_settings, run_row
 from esper.run.row_sink import RowSink
 
 if TYPE_CHECKING:
@@ -65,7 +64,6 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         Raises:
             EsperError: The run was started with other settings.
         """
-        host = sum(p.numel() for p in network.host_parameters())
         run = run_row(
             network.action_space,
             name=self.path.name,
@@ -74,7 +72,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             rng_seed=None,
             config={**settings, "episodes": 1},
             data_hash=None,
-            host_params=host,
+            host_params=sum(parameter.numel() for parameter in network.host_parameters()),
             horizon=settings["epochs"],
             metric="val_loss",
             iterations=None,
@@ -82,10 +80,16 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             devices=[device],
         )
         mark = None
-        if self.checkpoint is not None:  # checked before the writer removes rows
-            _check_same(self.path, read_rows(self.path, RunRow)[0].config, run.config)
+        if self.checkpoint is not None:
+            # Compare before the writer is opened, which removes the rows after the checkpoint.
+            changed = changed_settings(read_rows(self.path, RunRow)[0].config, run.config)
+            for name, (old, new) in changed.items():
+                raise EsperError(
+                    f"'{self.path}' was begun with {name}={old!r}, and is to go on with"
+                    f" {new!r}; pass what it was begun with, or begin anew in another out="
+                )
             mark = RowMark(*self.checkpoint["rows"])
-        self._writer = self._opened.enter_context(closing(RunWriter(self.path, resume_from=mark)))
+        self._writer = self._opened.enter_context(RunWriter(self.path, resume_from=mark))
         sink = RowSink(run, self._writer)
         if self.checkpoint is None:
             with self.rows_of(0):
@@ -102,11 +106,3 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         """Write the checkpoint of the last epoch that was written."""
         with self._writer.checkpoint() as mark:
             save({**state, "rows": tuple(mark)}, self.path / CHECKPOINT)
-
-
-def _check_same(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    for name, (old, new) in changed_settings(before, now).items():
-        raise EsperError(
-            f"'{path}' was begun with {name}={old!r}, and is to go on with"
-            f" {new!r}; pass what it was begun with, or begin anew in another out="
-        )

@@ -41,8 +41,8 @@ def task_of(config: TrainingConfig) -> TaskSpec:
 def trained_on(config: TrainingConfig) -> TrainedOn:
     """Return the description of the training that is saved with its policy."""
     task = task_of(config)
-    length = (task.num_slots, task.horizon, config.rent)
-    return TrainedOn(config.task, *length, config.auto_forward, config.budget)
+    length = (task.num_slots, task.horizon)
+    return TrainedOn(config.task, *length, config.rent, config.auto_forward, config.budget)
 
 
 def train(

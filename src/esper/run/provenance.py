@@ -1,8 +1,9 @@
-"""Provenance of a run: git revision, versions of libraries, machine; and the row that records them."""
+"""Provenance of a run: git revision, versions, machine and settings, and the row that records them."""
 
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -63,3 +64,9 @@ def run_row(space: ActionSpace, **columns: Any) -> RunRow:
         head_choices=[list(names) for names in space.choice_names],
         **columns,
     )
+
+
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, by name, each as (before, now); a missing setting counts as None."""
+    pairs = {name: (before.get(name), now.get(name)) for name in (*before, *now)}
+    return {name: (old, new) for name, (old, new) in pairs.items() if old != new}

@@ -10,75 +10,65 @@ from typing import Final
 import msgspec
 
 from esper.karn.run import read_rows
-from esper.leyline.rows import (
-    AlertRow,
-    Detail,
-    EpisodeRow,
-    EpochRow,
-    ResourceRow,
-    Row,
-    RunRow,
-    SeedRow,
-    TransitionRow,
-    UpdateRow,
-)
+from esper.leyline import rows as tables
 from esper.leyline.thresholds import DETAIL_EPOCHS, DETAIL_ITERATIONS
 from esper.nissa.alert_monitor import AlertMonitor
 from esper.nissa.alert_rules import MACHINE_RULES
 from esper.nissa.writer import RunWriter
 
-REPLAYED: Final = (EpisodeRow, UpdateRow, ResourceRow)
+REPLAYED: Final = (tables.EpisodeRow, tables.UpdateRow, tables.ResourceRow)
 """Rows whose effect on the alert rules lasts beyond an iteration."""
-REPLAYED_EPISODE: Final = (SeedRow, TransitionRow, ResourceRow)
+REPLAYED_EPISODE: Final = (tables.SeedRow, tables.TransitionRow, tables.ResourceRow)
 """Rows whose effect on the alert rules lasts within an episode, for runs resumed in the middle of one."""
 
 
 class RowSink:
     """Event sink of a run: checks every row by the alert rules, and writes rows and alerts."""
 
-    def __init__(self, run: RunRow, writer: RunWriter) -> None:
+    def __init__(self, run: tables.RunRow, writer: RunWriter) -> None:
         self._writer = writer
         self._run = run
         self._watch = AlertMonitor(run)
-        self._level: Detail = writer.detail
+        self._level: tables.Detail = writer.detail
         self._left = 0
         """Number of epochs or iterations still to be written in full detail."""
         writer.on_resources = self._check_resources
 
-    def _check_resources(self, row: ResourceRow) -> None:
+    def _check_resources(self, row: tables.ResourceRow) -> None:
         """Write the alerts raised by a resource row; the row itself is written by the writer."""
         for alert in self._watch.take(row):
             self._writer.emit(alert)
 
-    def emit(self, row: Row) -> None:
+    def emit(self, row: tables.Row) -> None:
         """Write one row of an episode, then the alerts that it raises."""
-        alerts = self._watch.take(row)
-        self._pass_on([row], alerts, [row, *alerts], DETAIL_EPOCHS, last=isinstance(row, EpochRow))
+        rows = [row, *self._watch.take(row)]
+        self._pass_on(rows, rows, row, DETAIL_EPOCHS)
 
-    def emit_iteration(self, collected: Sequence[Row], update: UpdateRow) -> None:
+    def emit_iteration(self, collected: Sequence[tables.Row], update: tables.UpdateRow) -> None:
         """Write all rows of an iteration, in full detail if an alert about the whole run was raised.
 
         Alerts about single episodes do not raise the detail: exploration produces many failing seeds.
         """
         rows = [*collected, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
-        grave = [alert for alert in alerts if alert.env is None]
-        self._pass_on(rows, alerts, grave, DETAIL_ITERATIONS, last=True)
+        of_run = [alert for alert in alerts if alert.env is None]
+        self._pass_on([*rows, *alerts], of_run, update, DETAIL_ITERATIONS)
 
     def _pass_on(
-        self, rows: Sequence[Row], alerts: Sequence[AlertRow], grave: Sequence[Row], span: int, *, last: bool
+        self, rows: Sequence[tables.Row], alerts: Sequence[tables.Row], last: tables.Row, span: int
     ) -> None:
-        raised = [row for row in grave if isinstance(row, AlertRow) and _raises_detail(row)]
+        """Write rows; alerts among ``alerts`` raise the detail for ``span`` epochs or iterations."""
+        raised = [row for row in alerts if isinstance(row, tables.AlertRow) and _raises_detail(row)]
         if raised:
             self._left = span
-            self._diagnose(raised, rows[-1])
+            self._diagnose(raised, last)
         self._writer.detail = "full" if self._left else self._level
-        for row in (*rows, *alerts):
+        for row in rows:
             self._writer.emit(row)
-        if last and self._left:
+        if self._left and isinstance(last, tables.EpochRow | tables.UpdateRow):
             self._left -= 1
 
-    def _diagnose(self, raised: Sequence[AlertRow], row: Row) -> None:
+    def _diagnose(self, raised: Sequence[tables.AlertRow], row: tables.Row) -> None:
         """Write a diagnostics file with the alerts and the row that raised them."""
         first = raised[0]
         where = f"env{first.env}-episode{first.episode}-epoch{first.epoch}"
@@ -92,13 +82,13 @@ class RowSink:
         rows = [row for kind in kinds for row in read_rows(directory, kind)]
         for row in sorted(rows, key=lambda row: row.t):
             self._watch.take(row)
-        iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
-        alerts = read_rows(directory, AlertRow)
+        iterations = [row.iteration for row in read_rows(directory, tables.UpdateRow)]
+        alerts = read_rows(directory, tables.AlertRow)
         raised = [row.iteration for row in alerts if _raises_detail(row) and row.iteration]
         if iterations and raised:
             self._left = max(DETAIL_ITERATIONS - 1 - (iterations[-1] - max(raised)), 0)
 
 
-def _raises_detail(alert: AlertRow) -> bool:
+def _raises_detail(alert: tables.AlertRow) -> bool:
     """Return whether the alert raises the level of detail; resource alerts do not."""
     return alert.event == "raised" and alert.rule not in MACHINE_RULES

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.leyline.rows import Detail
@@ -85,31 +86,9 @@ class RunConfig(Settings, EpisodeSettings):
         return self
 
 
-PRESETS: Final[Mapping[str, Mapping[str, object]]] = {
-    "quick": {"task": "digits_impaired", "envs": 8, "iterations": 10, "evaluate_episodes": 8},
-    "study": {
-        "task": "digits_impaired",
-        "envs": 16,
-        "iterations": 60,
-        "evaluate_every": 10,
-        "evaluate_episodes": 24,
-    },
-    "mixture": {
-        "task": "digits_mixture",
-        "envs": 24,
-        "iterations": 36,
-        "context": True,
-        "hidden_dim": 64,
-        "update_epochs": 16,
-        "hold_heads": ("style", "alpha_target", "alpha_speed", "alpha_curve"),
-        "reward_family": "log_loss",
-        "reward_scale": 1.0,
-        "rent": 0.0,
-        "evaluate_every": 9,
-        "evaluate_episodes": 24,
-    },
-    "any_slots": {"task": "digits_impaired", "iterations": 80, "capacity": 8, "vary_slots": True},
-}
+PRESETS: Final[Mapping[str, Mapping[str, object]]] = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text()
+)
 """Settings of trainings by the name of the preset; a preset trains on one task."""
 
 MOST_BYTES: Final = 100_000
@@ -131,11 +110,9 @@ def training_config(
         UnknownNameError: There is no such preset.
         ConfigError: A setting is invalid, or the task is not the task of the preset.
     """
-    named: Mapping[str, object] = {}
-    if preset is not None:
-        if preset not in PRESETS:
-            raise UnknownNameError("preset", preset, PRESETS)
-        named = PRESETS[preset]
+    if preset is not None and preset not in PRESETS:
+        raise UnknownNameError("preset", preset, PRESETS)
+    named = PRESETS[preset] if preset is not None else {}
     config = checked(TrainingConfig, {**named, **from_file, **given})
     if named and config.task != named["task"]:
         raise ConfigError(
@@ -150,9 +127,8 @@ def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
-        known = list(kind.model_fields)
-        problems = "; ".join(_sentence(dict(problem), known) for problem in error.errors())
-        raise ConfigError(problems) from None
+        problems = [_sentence(problem, list(kind.model_fields)) for problem in error.errors()]
+        raise ConfigError("; ".join(problems)) from None
 
 
 def run_config(**settings: object) -> RunConfig:
@@ -190,14 +166,13 @@ def _short(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def _sentence(problem: dict[str, object], known: list[str]) -> str:
-    location = problem["loc"]
-    name = ".".join(map(str, location))[:80] if isinstance(location, tuple) else ""
+def _sentence(problem: ErrorDetails, known: list[str]) -> str:
+    name = ".".join(map(str, problem["loc"]))[:80]
     if problem["type"] == "extra_forbidden":
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
         return f"unknown key '{name}'; {hint}"
-    message = str(problem["msg"]).removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
         return message
     sentence = f"{name}: {message[0].lower()}{message[1:]}; found {_short(problem['input'])}"

@@ -17,24 +17,17 @@ from esper.files.row_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.karn.run import read_rows
 from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
 from esper.leyline.rows import RunRow, UpdateRow
-from esper.run.resume_check import check_same_settings
+from esper.run.provenance import changed_settings
 from esper.run.run_config import checked, read_settings
 from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import OPTIMISER_FILE, PROGRESS_FILE, Trainer
-from esper.tamiyo.policy.checkpoint import (
-    POLICY_FILE,
-    SEAL_FILE,
-    SHAPE_FILE,
-    CheckpointError,
-    check_seal,
-    read_bytes,
-    seal,
-)
+from esper.tamiyo.policy import checkpoint
+from esper.tamiyo.policy.checkpoint import CheckpointError
 
 CONFIG_FILE = "config.json"
 POINTER = "latest"
 STATE_NAME: Final = re.compile(r"iteration-[0-9]{5,}(-again)?")
-STATE_FILES: Final = (POLICY_FILE, SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
+STATE_FILES: Final = (checkpoint.POLICY_FILE, checkpoint.SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
 
 
 class FinishedRunError(EsperError):
@@ -60,7 +53,7 @@ def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
     if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
         name += "-again"  # the run ended within the iteration after a checkpoint
     trainer.save(folder / name, {"telemetry": mark})
-    seal(folder / name, STATE_FILES)
+    checkpoint.seal(folder / name, STATE_FILES)
     write_durably(folder / POINTER, name.encode())
     for old in folder.glob("iteration-*"):
         if old.name != name:
@@ -83,11 +76,13 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
     """
     for row in read_rows(directory, RunRow)[:1]:
         before = checked(TrainingConfig, row.config).model_dump()
-        check_same_settings(directory / CONFIG_FILE, before, config.model_dump())
+        changed = changed_settings(before, config.model_dump()).items()
+        if different := [f"{name} was {old}, is {new}" for name, (old, new) in changed]:
+            raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
     state = _latest_state(directory / "checkpoints")
     if state is None:
         return RowMark(0, 0.0)
-    check_seal(state, STATE_FILES)
+    checkpoint.check_seal(state, STATE_FILES)
     progress = _progress_of(state)
     try:
         trainer.load(state)
@@ -105,9 +100,9 @@ def _latest_state(folder: Path) -> Path | None:
     """Return the current checkpoint; without a pointer, the newest complete one; None if there is none."""
     pointer = folder / POINTER
     if not pointer.exists():
-        complete = [seal.parent for seal in folder.glob(f"iteration-*/{SEAL_FILE}")]
+        complete = [path.parent for path in folder.glob(f"iteration-*/{checkpoint.SEAL_FILE}")]
         return max(complete, key=lambda state: state.name, default=None)
-    name = read_bytes(pointer).decode(errors="replace").strip()
+    name = checkpoint.read_bytes(pointer).decode(errors="replace").strip()
     if not STATE_NAME.fullmatch(name):
         raise CheckpointError(f"'{pointer}' must name a state such as iteration-00005; found {name[:80]!r}")
     return folder / name
@@ -115,7 +110,7 @@ def _latest_state(folder: Path) -> Path | None:
 
 def _progress_of(state: Path) -> TrainProgress:
     try:
-        progress = msgspec.json.decode(read_bytes(state / PROGRESS_FILE), type=TrainProgress)
+        progress = msgspec.json.decode(checkpoint.read_bytes(state / PROGRESS_FILE), type=TrainProgress)
     except UNREADABLE as error:
         file = state / PROGRESS_FILE
         raise CheckpointError(f"'{file}' is damaged or no checkpoint of this version: {error}") from None

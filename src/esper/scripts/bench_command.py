@@ -19,18 +19,19 @@ from esper.leyline.errors import EsperError, UnknownNameError
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
-DESCRIPTION = "Measure what Esper's parts cost, each against a reference in the same process, one thread."
 ROOT = Path(esper.__file__).parents[2]
 _SUITE = "benchmarks"
 
 
 class BenchConfig(Settings):
+    """Measure what Esper's parts cost, each against a reference in the same process, one thread."""
+
     as_json: bool = Field(False, description="Print the figures as JSON, and nothing else.")
 
 
 def bench_command(args: Sequence[str]) -> None:
     """Run the named benchmarks, such as environment_step, or all of them."""
-    words, config = parse_words(BenchConfig, "esper bench [NAME …]", DESCRIPTION, args, count=len(args))
+    words, config = parse_words(BenchConfig, "esper bench [NAME …]", args, count=len(args))
     files = _files(words)
     failed = _run(files, quiet=config.as_json)
     timing: Any = import_module(f"{_SUITE}.timing")
@@ -62,8 +63,7 @@ def _run(files: Sequence[Path], *, quiet: bool) -> bool:
     import pytest
 
     sys.path.insert(0, str(ROOT))  # the benchmarks are not in the package
-    options = ["python_files=bench_*.py", "python_functions=bench_*"]
-    selected = [word for option in options for word in ("--override-ini", option)]
+    selected = ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
     plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     shown = ["--capture=no", "--no-header", "--tb=line", "--quiet"]
     with redirect_stdout(StringIO()) if quiet else nullcontext():

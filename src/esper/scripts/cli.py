@@ -1,12 +1,11 @@
 """Entry point of ``esper COMMAND …``: calls the command with its flags."""
 
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from esper import __version__
 from esper.leyline.errors import UnknownNameError
-from esper.scripts.guard import check_words, exit_on_error
+from esper.scripts.guard import run_main
 
 COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
@@ -25,19 +24,14 @@ COMMANDS = {
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    words = list(sys.argv[1:] if args is None else args)
-    if not words or words[0] in ("-h", "--help"):
-        print(_overview())
-        return
-    if words[0] == "--version":
-        print(f"esper {__version__}")
-        return
-    exit_on_error(lambda: _dispatch(words))
+    run_main(args, _overview(), _dispatch)
 
 
 def _dispatch(words: Sequence[str]) -> None:
-    check_words(words)
     command, *args = words
+    if command == "--version":
+        print(f"esper {__version__}")
+        return
     if command not in COMMANDS:
         raise UnknownNameError("command", command[:80], COMMANDS, "See esper --help.")
     module = import_module(f"esper.scripts.{command}_command")

@@ -27,17 +27,16 @@ from esper.tolaria.devices import DEFAULT_DEVICE, device_of
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.seeding import TEST_SEEDS
 
-DESCRIPTION = (
-    "Compare a trained policy with heuristic, random and off: test split, argmax, paired rng seeds."
-    " Task, slots, steps and rent are those of the policy's training unless given."
-)
 CONTROLS = ("heuristic", "random", "off")
 Reports = list[list[EpisodeReport]]
 """Reports as ``[rng seed][episode]``."""
 
 
 class EvaluationConfig(Settings, Hardware):
-    """Settings of an evaluation; missing ones are those of the policy's training, then these defaults."""
+    """Compare a trained policy with heuristic, random and off: test split, argmax, paired rng seeds.
+
+    Task, slots, steps and rent are those of the policy's training unless given.
+    """
 
     task: TaskName = Field("digits_impaired", description="Task preset.")
     slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host.")
@@ -61,7 +60,7 @@ class EvaluationConfig(Settings, Hardware):
 
 def eval_command(args: Sequence[str]) -> None:
     needed = "the folder of a policy as its first word, such as runs/mine/best"
-    words, asked = parse_words(EvaluationConfig, "esper eval CHECKPOINT", DESCRIPTION, args, needed=needed)
+    words, asked = parse_words(EvaluationConfig, "esper eval CHECKPOINT", args, needed=needed)
     checkpoint = Path(words[0])
     config, shared = _resolve(checkpoint, asked.model_dump(exclude_unset=True))
     arms = {name: {**shared, "controller": name} for name in ("ppo", *CONTROLS)}

@@ -22,7 +22,6 @@ from esper.nissa.exporters.trackers import TrackerExporter, trackio_exporter, wa
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
-DESCRIPTION = "Write a run's numbers for TensorBoard, Trackio or Weights & Biases."
 POLL_SECONDS: Final = 2.0
 ENDINGS: Final = {
     "running": "the run is not over, and --follow would wait for its end",
@@ -32,6 +31,8 @@ ENDINGS: Final = {
 
 
 class ExportConfig(Settings):
+    """Write a run's numbers for TensorBoard, Trackio or Weights & Biases."""
+
     to: Literal["tensorboard", "trackio", "wandb"] = Field("tensorboard", description="Tool to write for.")
     out: Path | None = Field(
         None, description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one."
@@ -48,7 +49,7 @@ class ExportConfig(Settings):
 
 def export_command(args: Sequence[str]) -> None:
     needed = "a run's directory as its first word, such as runs/mine"
-    words, config = parse_words(ExportConfig, "esper export RUN", DESCRIPTION, args, needed=needed)
+    words, config = parse_words(ExportConfig, "esper export RUN", args, needed=needed)
     run = open_run(words[0])
     exported: Counter[str] = Counter()
     ending = ""

@@ -4,32 +4,27 @@ import argparse
 import difflib
 import sys
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from esper.leyline.errors import EsperError
-from esper.run.run_config import Config, ConfigError, Settings, checked
+from esper.run.run_config import Config, ConfigError, checked
 from esper.simic.settings import Hardware
 
 
-class UsageError(ConfigError):
-    """A word of the command line is not a valid flag or argument."""
-
-
 def parse_words(
-    kind: type[Config], prog: str, description: str, args: Sequence[str], *, count: int = 1, needed: str = ""
+    kind: type[Config], prog: str, args: Sequence[str], *, count: int = 1, needed: str = ""
 ) -> tuple[list[str], Config]:
     """Parse positional words and flags of a command.
 
     Args:
-        kind: Configuration class whose fields are the flags.
+        kind: Configuration class whose fields are the flags; its docstring is the text of ``--help``.
         prog: Usage line of the command.
-        description: Text of ``--help``.
         args: Words of the command line after the command.
         count: Largest number of positional words.
         needed: Description of the positional words if all are required, for the error message.
@@ -41,53 +36,44 @@ def parse_words(
         EsperError: Required words are missing, or a flag or setting is invalid.
     """
     words = list(takewhile(lambda word: not word.startswith("-"), args[:count]))
-    given, _ = parse_flags(kind, prog, description, args[len(words) :])
+    given = parse_flags(kind.model_fields, prog, kind.__doc__, args[len(words) :])
     if needed and len(words) < count:
         raise EsperError(f"{' '.join(prog.split()[:2])} needs {needed}")
     return words, checked(kind, given)
 
 
 def parse_flags(
-    kind: type[BaseModel],
+    fields: Mapping[str, FieldInfo],
     prog: str,
-    description: str,
+    description: str | None,
     args: Sequence[str],
-    *,
     renamed: Mapping[str, str] | None = None,
-    without: Collection[str] = (),
-    extra: type[BaseModel] = Settings,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> dict[str, Any]:
     """Parse flags into settings; ``as_json`` has the flag --json.
 
     Only flags that occur in ``args`` are returned, so that files and defaults can supply the rest. A value of
     the wrong type is returned as text, so that ``checked`` can report all errors at once.
 
     Args:
-        kind: Configuration class whose fields are flags.
+        fields: Fields of a configuration class, by name; each is a flag.
         prog: Name of the command, for usage and error messages.
         description: Text of ``--help``.
         args: Words of the command line after the command.
         renamed: Other flag names, by field.
-        without: Fields without a flag.
-        extra: A second configuration class whose fields are flags.
 
     Returns:
-        The given settings of ``kind`` and those of ``extra``.
+        The given settings, by name.
 
     Raises:
-        UsageError: A flag is unknown or a word is unexpected.
+        ConfigError: A flag is unknown or a word is unexpected.
     """
     parser = _Parser(prog=prog, usage=f"{prog} [flags]", description=description, allow_abbrev=False)
-    fields = kind.model_fields | extra.model_fields
     for name, field in fields.items():
-        if name not in without:
-            _add(parser, name, (renamed or {}).get(name, name.removeprefix("as_")), field)
+        _add(parser, name, (renamed or {}).get(name, name.removeprefix("as_")), field)
     parsed, unknown = parser.parse_known_args([_hyphenated(word) for word in args])
     if unknown:
         parser.refuse(unknown[0])
-    given = {name: _typed(fields[name].annotation, written) for name, written in vars(parsed).items()}
-    own, others = ({n: v for n, v in given.items() if n in of.model_fields} for of in (kind, extra))
-    return own, others
+    return {name: _typed(fields[name].annotation, written) for name, written in vars(parsed).items()}
 
 
 def say_where(config: Hardware) -> None:
@@ -100,15 +86,15 @@ def say_where(config: Hardware) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message.removeprefix('argument ')}; {self.prog} --help lists the flags")
+        raise ConfigError(f"{message.removeprefix('argument ')}; {self.prog} --help lists the flags")
 
     def refuse(self, word: str) -> NoReturn:
         flag = word.partition("=")[0]
         if not flag.startswith("-"):
-            raise UsageError(f"unexpected word '{word[:80]}'; {self.prog} --help lists the flags")
+            raise ConfigError(f"unexpected word '{word[:80]}'; {self.prog} --help lists the flags")
         near = difflib.get_close_matches(flag[:80], self._option_string_actions, n=1)
         hint = f"did you mean {near[0]}?" if near else f"{self.prog} --help lists them"
-        raise UsageError(f"unknown flag '{flag[:80]}'; {hint}")
+        raise ConfigError(f"unknown flag '{flag[:80]}'; {hint}")
 
 
 def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:

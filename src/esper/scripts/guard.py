@@ -17,11 +17,27 @@ HEAD, TAIL = 600, 200
 """Characters kept at the start and the end of a very long error message."""
 
 
-def check_words(words: Sequence[str]) -> None:
-    """Refuse words with undecodable bytes or zero bytes."""
+def run_main(args: Sequence[str] | None, usage: str, command: Callable[[list[str]], None]) -> None:
+    """Run ``command`` with the words of the command line, or print its usage.
+
+    Args:
+        args: Words of the command line; those of this process if None.
+        usage: Text printed without words, and for ``--help`` as the first word.
+        command: Function of the words; its errors end the process with one sentence.
+    """
+    words = list(sys.argv[1:] if args is None else args)
+    if not words or words[0] in ("-h", "--help"):
+        print(usage)
+    else:
+        exit_on_error(lambda: command(_checked(words)))
+
+
+def _checked(words: list[str]) -> list[str]:
+    """Return the words; refuse those with undecodable bytes or zero bytes."""
     for number, word in enumerate(words, start=1):
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise EsperError(f"word {number} of the command line is not valid UTF-8: {word[:80]!a}")
+    return words
 
 
 def exit_on_error(command: Callable[[], None]) -> None:

@@ -6,29 +6,21 @@ so only this module can report machines that never arrive.
 
 from collections.abc import Callable
 
-from torch.distributed.elastic.rendezvous import (
-    RendezvousConnectionError,
-    RendezvousHandler,
-    RendezvousInfo,
-    RendezvousParameters,
-    RendezvousTimeoutError,
-)
+from torch.distributed.elastic import rendezvous
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
 
-Create = Callable[[RendezvousParameters], RendezvousHandler]
 
-
-def handler() -> Create:
+def handler() -> Callable[[rendezvous.RendezvousParameters], rendezvous.RendezvousHandler]:
     """Return the factory that torchrun registers for the entry point."""
     return create
 
 
-def create(params: RendezvousParameters) -> RendezvousHandler:
+def create(params: rendezvous.RendezvousParameters) -> rendezvous.RendezvousHandler:
     """Return a c10d rendezvous handler that exits with a sentence and code 1 if the rendezvous fails."""
     try:
         backend, store = create_backend(params)
-    except RendezvousConnectionError as error:
+    except rendezvous.RendezvousConnectionError as error:
         raise SystemExit(
             f"no answer from {params.endpoint}: {error}; --rdzv-endpoint must be the same on all machines,"
             " and name one of them, whose torchrun runs and whose port others can reach"
@@ -36,10 +28,10 @@ def create(params: RendezvousParameters) -> RendezvousHandler:
     made = create_handler(store, backend, params)
     meet = made.next_rendezvous
 
-    def next_rendezvous() -> RendezvousInfo:
+    def next_rendezvous() -> rendezvous.RendezvousInfo:
         try:
             return meet()
-        except RendezvousTimeoutError:
+        except rendezvous.RendezvousTimeoutError:
             raise SystemExit(
                 f"the rendezvous '{params.run_id}' at {params.endpoint} did not fill: {params.min_nodes}"
                 " machines were wanted within join_timeout seconds; start torchrun on the others with the"

@@ -15,7 +15,6 @@ from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig
 
-DESCRIPTION = "Show what a run came to, in one HTML file that needs nothing else."
 FILE_NAME = "report.html"
 _NO_SETTING = ("out", "as_json")
 """Settings of output, which do not change results; a new run needs a new directory."""
@@ -24,13 +23,15 @@ _ALWAYS = ("task", "controller", "rng_seed")
 
 
 class ReportConfig(Settings):
+    """Show what a run came to, in one HTML file that needs nothing else."""
+
     against: tuple[Path, ...] = Field((), description="Directories of runs to compare with.")
     out: Path | None = Field(None, description=f"File to write; else {FILE_NAME} in the run's directory.")
 
 
 def report_command(args: Sequence[str]) -> None:
     needed = "the directory of a run as its first word, such as runs/mine"
-    words, config = parse_words(ReportConfig, "esper report RUN", DESCRIPTION, args, needed=needed)
+    words, config = parse_words(ReportConfig, "esper report RUN", args, needed=needed)
     run = open_run(words[0])
     page = render_report(run, [open_run(path) for path in config.against], reproduction(run.row))
     out = config.out or Path(words[0]) / FILE_NAME
@@ -48,16 +49,11 @@ def reproduction(row: RunRow) -> str | None:
         return None
     kind: type[BaseModel] = RunConfig if row.iterations is None else TrainingConfig
     words = ["esper", "run" if row.iterations is None else "train"]
+    defaults = kind.model_construct().model_dump(mode="json")
     for name, value in row.config.items():
-        if name in _ALWAYS or (name not in _NO_SETTING and value != _default(kind, name)):
+        if name in _ALWAYS or (name not in _NO_SETTING and value != defaults.get(name)):
             words += _flag(name, value)
     return shlex.join(words)
-
-
-def _default(kind: type[BaseModel], name: str) -> Any:
-    """Return the default of a setting in the form of a run row."""
-    default = kind.model_fields[name].default if name in kind.model_fields else None
-    return list(default) if isinstance(default, tuple) else default
 
 
 def _flag(name: str, value: Any) -> list[str]:

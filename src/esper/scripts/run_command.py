@@ -38,8 +38,8 @@ def run_command(
         controller: Fixed controller, which then has no flag.
     """
     fixed = {} if controller is None else {"controller": controller}
-    given, _ = parse_flags(RunConfig, prog, DESCRIPTION, args, renamed=renamed, without=fixed)
-    run(checked(RunConfig, given | fixed))
+    fields = {name: field for name, field in RunConfig.model_fields.items() if name not in fixed}
+    run(checked(RunConfig, parse_flags(fields, prog, DESCRIPTION, args, renamed) | fixed))
 
 
 def run(config: RunConfig) -> None:
@@ -91,5 +91,4 @@ def _print_tables(arms: dict[str, Run], console: Console) -> None:
         console.print(summary.comparison([(name, run.rows(EpisodeRow)[-1]) for name, run in arms.items()]))
     console.print()
     for run in arms.values():
-        said = f"run saved in {run.path} (telemetry/, model/)"
-        console.print(said, soft_wrap=True, highlight=False, markup=False)
+        print(f"run saved in {run.path} (telemetry/, model/)")

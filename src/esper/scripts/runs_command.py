@@ -14,15 +14,16 @@ from esper.scripts.flags import parse_words
 
 WIDEST = 100_000
 """Width of the console, so large that no line is cut."""
-DESCRIPTION = "List the runs below a folder, runs/ unless another one is named."
 
 
 class RunsConfig(Settings):
+    """List the runs below a folder, runs/ unless another one is named."""
+
     as_json: bool = Field(False, description="Print the list as JSON.")
 
 
 def runs_command(args: Sequence[str]) -> None:
-    words, config = parse_words(RunsConfig, "esper runs [DIR]", DESCRIPTION, args)
+    words, config = parse_words(RunsConfig, "esper runs [DIR]", args)
     folder = Path(*words or ["runs"])
     if words and not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'")

@@ -11,11 +11,12 @@ from esper.leyline.errors import EsperError
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
-DESCRIPTION = "Show all runs below a folder on a page in your browser, live. Nothing leaves this machine."
 NEEDED = ("starlette", "uvicorn")
 
 
 class ServeConfig(Settings):
+    """Show all runs below a folder on a page in your browser, live. Nothing leaves this machine."""
+
     host: str = Field(
         "127.0.0.1",
         min_length=1,
@@ -27,7 +28,7 @@ class ServeConfig(Settings):
 
 def serve_command(args: Sequence[str]) -> None:
     needed = "a folder as its first word, such as: esper serve runs"
-    words, config = parse_words(ServeConfig, "esper serve DIR", DESCRIPTION, args, needed=needed)
+    words, config = parse_words(ServeConfig, "esper serve DIR", args, needed=needed)
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         names = " and ".join(missing)

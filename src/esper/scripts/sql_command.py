@@ -22,7 +22,6 @@ from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 
 PROGRAM = 'esper sql RUN "select …"'
-DESCRIPTION = "Ask a run's tables, which docs/metrics.md describes, and the view 'decisions' with names."
 NUMBERS = ("BIGINT", "DOUBLE", "INTEGER", "HUGEINT", "FLOAT", "DECIMAL", "UBIGINT")
 SECONDS = 60.0
 MAX_LINES = 100
@@ -30,6 +29,8 @@ MAX_LINES = 100
 
 
 class SqlConfig(Settings):
+    """Ask a run's tables, which docs/metrics.md describes, and the view 'decisions' with names."""
+
     limit: int | None = Field(
         None,
         ge=1,
@@ -42,9 +43,9 @@ class SqlConfig(Settings):
 
 def sql_command(args: Sequence[str]) -> None:
     needed = 'a run and a query, such as runs/mine "select count(*) from epoch"'
-    words, config = parse_words(SqlConfig, PROGRAM, DESCRIPTION, args, count=2, needed=needed)
+    words, config = parse_words(SqlConfig, PROGRAM, args, count=2, needed=needed)
     if config.as_json and config.as_csv:
-        raise EsperError("--json and --csv are two ways to print one answer_query; choose one of them")
+        raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
     is_for_people = not (config.as_json or config.as_csv)
     most = MAX_LINES if config.limit is None and is_for_people else config.limit
     run_dir, query = words

@@ -10,14 +10,12 @@ from pydantic import Field
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
-DESCRIPTION = (
-    "Compare arms at equal compute, as described in FILE (docs/studies.md); finished runs are not repeated."
-    " Writes a table in Markdown, a page, and Parquet."
-)
-
 
 class StudyFlags(Settings):
-    """Flags of ``esper study``; the study itself is described in its file."""
+    """Compare arms at equal compute, as described in FILE (docs/studies.md); finished runs are not repeated.
+
+    Writes a table in Markdown, a page, and Parquet.
+    """
 
     out: Path | None = Field(None, description="Folder of the study; else that of its name below runs/.")
     processes: int = Field(
@@ -27,7 +25,7 @@ class StudyFlags(Settings):
 
 def study_command(args: Sequence[str]) -> None:
     needed = "the file of a study as its first word, such as study.toml"
-    words, flags = parse_words(StudyFlags, "esper study FILE", DESCRIPTION, args, needed=needed)
+    words, flags = parse_words(StudyFlags, "esper study FILE", args, needed=needed)
     from esper.study.study import run_study
 
     file = Path(words[0])

@@ -3,26 +3,20 @@
 The flags are ``--seed``, ``--max-epochs`` (steps of an episode) and ``--episodes``.
 """
 
-import sys
 from collections.abc import Sequence
 
 from esper.leyline.errors import UnknownNameError
-from esper.scripts.guard import check_words, exit_on_error
+from esper.scripts.guard import run_main
 
 CONTROLLERS = ("heuristic", "ppo")
 RENAMED = {"rng_seed": "seed", "steps": "max-epochs"}
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    words = list(sys.argv[1:] if args is None else args)
-    if not words or words[0] in ("-h", "--help"):
-        print(f"usage: python -m esper.scripts.train {{{','.join(CONTROLLERS)}}} [flags]")
-        return
-    exit_on_error(lambda: _train(words))
+    run_main(args, f"usage: python -m esper.scripts.train {{{','.join(CONTROLLERS)}}} [flags]", _train)
 
 
 def _train(words: Sequence[str]) -> None:
-    check_words(words)
     controller, *args = words
     if controller not in CONTROLLERS:
         raise UnknownNameError("controller", controller, CONTROLLERS)

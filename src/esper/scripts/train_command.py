@@ -14,14 +14,13 @@ from rich.console import Console
 from esper.karn.terminal import TerminalView
 from esper.leyline.errors import InterruptedRunError
 from esper.run.arm import free_directory
-from esper.run.policy_training import task_of, train, trained_on
+from esper.run.policy_training import task_of, train
 from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
 from esper.run.train_checkpoint import config_of_run
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.agent.ppo import shards
 from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import SHARD_ENVS
-from esper.tamiyo.policy.checkpoint import TrainedOn
 
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -44,8 +43,9 @@ class TrainFlags(Settings):
 def train_command(
     args: Sequence[str], *, prog: str = "esper train", renamed: dict[str, str] | None = None
 ) -> None:
-    given, extra = parse_flags(TrainingConfig, prog, DESCRIPTION, args, renamed=renamed, extra=TrainFlags)
-    flags = checked(TrainFlags, extra)
+    fields = TrainingConfig.model_fields | TrainFlags.model_fields
+    given = parse_flags(fields, prog, DESCRIPTION, args, renamed)
+    flags = checked(TrainFlags, {name: given.pop(name) for name in TrainFlags.model_fields if name in given})
     config, directory = _resolve(given, flags)
     task_of(config)
     if os.environ.get("RANK", "0") == "0":
@@ -65,7 +65,7 @@ def train_command(
             launch(config, directory, flags.processes, resume=resume)
     except KeyboardInterrupt:
         raise interrupted(directory) from None
-    print_best(config, directory)
+    print_best(directory)
 
 
 def interrupted(directory: Path) -> InterruptedRunError:
@@ -83,18 +83,10 @@ def check_processes(processes: int, config: TrainingConfig) -> None:
         )
 
 
-def print_best(config: TrainingConfig, directory: Path) -> None:
-    """Print the folder of the best policy and the command that evaluates it."""
+def print_best(directory: Path) -> None:
+    """Print the folder of the best policy and the command that evaluates it on its training's settings."""
     best = directory / "best"
-    print(f"best policy in {best}; compare it with: {evaluation_of(best, trained_on(config))}")
-
-
-def evaluation_of(policy: Path, trained: TrainedOn) -> str:
-    """Return the command that evaluates a policy on the settings of its training."""
-    words = ["esper", "eval", str(policy), "--task", trained.task, "--slots", str(trained.slots)]
-    length = ["--steps", trained.steps] if trained.budget is None else ["--budget", trained.budget]
-    words += [*map(str, length), "--rent", str(trained.rent)]
-    return shlex.join([*words, *([] if trained.auto_forward else ["--no-auto-forward"])])
+    print(f"best policy in {best}; compare it with: {shlex.join(['esper', 'eval', str(best)])}")
 
 
 def _resolve(given: dict[str, Any], flags: TrainFlags) -> tuple[TrainingConfig, Path]:

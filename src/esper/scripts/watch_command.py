@@ -17,13 +17,14 @@ from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 
-DESCRIPTION = "Show a finished run, or follow a running one. Ctrl-C ends watching, never the run."
 POLL_SECONDS: Final = 0.25
 SHARE_OF_TIME: Final = 0.5
 """Largest share of wall time that the command spends on reading files."""
 
 
 class WatchConfig(Settings):
+    """Show a finished run, or follow a running one. Ctrl-C ends watching, never the run."""
+
     env: int | None = Field(
         None,
         ge=0,
@@ -33,7 +34,7 @@ class WatchConfig(Settings):
 
 def watch_command(args: Sequence[str]) -> None:
     needed = "a run's directory as its first word, such as runs/mine"
-    words, config = parse_words(WatchConfig, "esper watch RUN", DESCRIPTION, args, needed=needed)
+    words, config = parse_words(WatchConfig, "esper watch RUN", args, needed=needed)
     try:
         watch(open_run(words[0]), config, Console())
     except KeyboardInterrupt:

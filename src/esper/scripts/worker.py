@@ -92,7 +92,7 @@ def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> No
     try:
         _take_part(config, directory, resume)
         if folder is None and exchange.rank() == 0:
-            print_best(config, directory)
+            print_best(directory)
     except KeyboardInterrupt:
         if folder is None:
             raise interrupted(directory) from None

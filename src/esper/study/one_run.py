@@ -1,8 +1,9 @@
 """One run of a study: a network trained with the whole budget, with a result at every mark."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -58,9 +59,7 @@ class MarkResult(msgspec.Struct, frozen=True):
 
     @property
     def charged(self) -> int:
-        spent = ComputeLedger()
-        spent.charge(**self.flops)
-        return spent.charged
+        return msgspec.convert(self.flops, ComputeLedger).charged
 
 
 class RunResult(msgspec.Struct, frozen=True):
@@ -100,37 +99,27 @@ def check_spent(run: StudyRun, answer: MarkResult) -> None:
 
 def _answers(task: TaskSpec, run: StudyRun, config: StudyConfig) -> Iterable[MarkResult]:
     kind, _, argument = run.what.partition(":")
+    episode = partial(branches, rng_seed=run.rng_seed, marks=config.marks)
     rates = [_with_rate(task, factor) for factor in run.factors]
+    task = rates[0]
     if kind == "sweep":
-        return _sweep(rates, run.rng_seed, config.marks)
-    controller, seeds = None, None
+        return _sweep(rates, episode)
     if kind == "static":
-        rates = [rates[0].with_trunk(int(argument))]
+        found = episode(task.with_trunk(int(argument)), None)
     elif kind == "whole":
-        seeds = argument
+        found = episode(task, None, prepare=partial(_plant, argument))
     elif kind == "shuffled":
-        controller = _shuffled(rates[0], Path(argument), run.rng_seed, config.evaluation)
+        found = episode(task, _shuffled(task, Path(argument), run.rng_seed, config.evaluation))
     else:
-        controller = controller_of(run.what, space_of(task, run.rng_seed), run.rng_seed)
-    return _run(rates[0], controller, run.rng_seed, config.marks, seeds)
+        found = episode(task, controller_of(run.what, space_of(task, run.rng_seed), run.rng_seed))
+    return map(_answer, found)
 
 
-def _run(
-    task: TaskSpec,
-    controller: Controller | None,
-    rng_seed: int,
-    marks: tuple[float, ...],
-    seeds: str | None = None,
-) -> Iterator[MarkResult]:
-    def prepare(env: MorphEnv) -> None:
-        if seeds is not None:
-            plan = parse_plan(seeds, env.action_space)
-            assert isinstance(plan, Schedule)
-            plant_fossils(
-                env, [(entry.slot, entry.seed.blueprint, entry.seed.style) for entry in plan.entries]
-            )
-
-    return map(_answer, branches(task, controller, rng_seed=rng_seed, marks=marks, prepare=prepare))
+def _plant(seeds: str, env: MorphEnv) -> None:
+    """Plant all seeds of a plan before the first minibatch."""
+    plan = parse_plan(seeds, env.action_space)
+    assert isinstance(plan, Schedule)
+    plant_fossils(env, [(entry.slot, entry.seed.blueprint, entry.seed.style) for entry in plan.entries])
 
 
 def _answer(branch: Branch) -> MarkResult:
@@ -151,17 +140,14 @@ def _answer(branch: Branch) -> MarkResult:
     )
 
 
-def _sweep(rates: Sequence[TaskSpec], rng_seed: int, marks: tuple[float, ...]) -> Iterator[MarkResult]:
+def _sweep(
+    rates: Sequence[TaskSpec], episode: Callable[[TaskSpec, None], Iterator[Branch]]
+) -> Iterator[MarkResult]:
     """Yield the best size by validation loss at every mark; the sizes share the compute equally."""
     sizes = sizes_of(rates[0])
-    tried = [
-        list(
-            _run(
-                replace(task, budget=(task.budget or 0) // len(sizes)).with_trunk(size), None, rng_seed, marks
-            )
-        )
-        for task, size in zip(rates, sizes, strict=True)
-    ]
+    shares = [replace(task, budget=(task.budget or 0) // len(sizes)) for task in rates]
+    tasks = [task.with_trunk(size) for task, size in zip(shares, sizes, strict=True)]
+    tried = [list(map(_answer, episode(task, None))) for task in tasks]
     return map(best_of, zip(*tried, strict=True))
 
 

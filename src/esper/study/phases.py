@@ -12,15 +12,15 @@ from itertools import chain
 from statistics import fmean
 
 from esper.kasmina.schedules import DECAY_SHARE
-from esper.leyline.rules import ActionSpace
 from esper.study.one_run import MarkResult, RunResult, StudyRun
-from esper.study.study_config import Arm, StudyConfig, arms_of, sizes_of
+from esper.study.study_config import StudyConfig, arms_of, sizes_of, space_of
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
 RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
 """Function from runs to their results, in order; finished runs are not repeated."""
 MarkResults = Sequence[MarkResult | None]
 """Results ``[mark]`` of a run; None if the host diverged."""
+FROM_SCRATCH = "static_final:"
 STACK = "stack/"
 """Prefix, in a plan, of a seed that is a copy of a block."""
 
@@ -44,8 +44,8 @@ class TaskResults:
 class StudyPhases:
     """Phases of a study on one task, executed in order."""
 
-    def __init__(self, config: StudyConfig, task: str, space: ActionSpace, run_all: RunAll) -> None:
-        self._config, self._name, self._space, self._run_all = config, task, space, run_all
+    def __init__(self, config: StudyConfig, task: str, run_all: RunAll) -> None:
+        self._config, self._name, self._run_all = config, task, run_all
         self._task = config.task(task)
         self._sizes = sizes_of(self._task)
         self._factors: dict[str, float] = {}
@@ -53,18 +53,21 @@ class StudyPhases:
 
     def run(self) -> TaskResults:
         """Execute all phases and return their results."""
-        members = {text for texts in self._config.arms.values() for text in texts}
-        if "schedule" in members:
-            self._plan = self._search_plan()
         arms = arms_of(self._config, self._task)
-        curves = self._choose_factors(self._to_choose(arms.values()))
+        texts = [text for own in arms.values() for text in own]
+        if "schedule" in texts:
+            self._plan = self._search_plan()
+        whats = [what for text in texts for what in self._rated(text)]
+        if any(map(_is_from_scratch, texts)):
+            whats += [f"static:{size}" for size in self._sizes]
+        curves = self._choose_factors(list(dict.fromkeys(whats)))
         static = {texts[0]: name for name, texts in arms.items() if _is_static(texts[0])}
         reference = [
             static[min(static, key=lambda what: curves[what][mark])]
             for mark in range(len(self._config.marks) if static else 0)
         ]
         found = self._evaluate(arms)
-        factors = {name: self._factors_of(self._what(texts[0])) for name, texts in arms.items()}
+        factors = {name: self._factors_of(texts[0]) for name, texts in arms.items()}
         plans = {name: self._plan for name, texts in arms.items() if self._plan and texts == ("schedule",)}
         return TaskResults(found, factors, reference, frozenset(static.values()), plans)
 
@@ -76,16 +79,14 @@ class StudyPhases:
 
     # --- selection ----------------------------------------------------------------------------
 
-    def _to_choose(self, arms: Iterable[tuple[str, ...]]) -> list[str]:
-        """Return the run texts whose learning rate has to be chosen."""
-        found: list[str] = []
-        for text in (text for texts in arms for text in texts):
-            kind, argument = Arm.of(text)
-            if kind in ("sweep", "static_final"):
-                found += [f"static:{size}" for size in self._sizes]
-            else:
-                found.append(f"ppo:{argument}" if kind == "shuffled" else self._what(text))
-        return list(dict.fromkeys(found))
+    def _rated(self, text: str) -> list[str]:
+        """Return the run texts whose learning rates an arm uses; none for ``static_final``."""
+        kind, _, argument = text.partition(":")
+        if kind == "sweep":
+            return [f"static:{size}" for size in self._sizes]
+        if kind == "static_final":
+            return []
+        return [f"ppo:{argument}" if kind == "shuffled" else self._what(text)]
 
     def _choose_factors(self, whats: Sequence[str]) -> dict[str, list[float]]:
         """Choose a rate for each run text; return its mean validation loss at every mark with that rate."""
@@ -122,14 +123,14 @@ class StudyPhases:
 
     def _search_plan(self) -> str:
         """Return the best plan of a search limited by ``schedule_episodes``, on all selection rng seeds."""
-        config = self._config
+        config, space = self._config, space_of(self._task)
         factor = config.learning_rate_factors[len(config.learning_rate_factors) // 2]
         last = round((1.0 - DECAY_SHARE) * self._task.horizon)
         left = max(config.schedule_episodes // config.selection_rng_seeds, 1)
         known: dict[str, float] = {}
         for generation in range(GENERATIONS, 0, -1):
             count = -(-left // generation)
-            plans = propose(known, count, self._space, last) if count else []
+            plans = propose(known, count, space, last) if count else []
             losses = self._validation_losses([(f"periodic:{plan}", factor) for plan in plans])
             known |= {plan: fmean(losses[f"periodic:{plan}", factor]) for plan in plans}
             left -= count
@@ -138,7 +139,7 @@ class StudyPhases:
     # --- evaluation ---------------------------------------------------------------------------
 
     def _evaluate(self, arms: Mapping[str, tuple[str, ...]]) -> dict[str, list[list[MarkResults]]]:
-        scratch = {name: Arm.of(texts[0]) for name, texts in arms.items() if _is_from_scratch(texts[0])}
+        scratch = {name: texts[0] for name, texts in arms.items() if _is_from_scratch(texts[0])}
         runs = {
             name: [
                 [StudyRun(self._name, what, self._factors_of(what), seed) for seed in self._config.evaluation]
@@ -149,7 +150,8 @@ class StudyPhases:
         }
         results = self._results(run for own in runs.values() for row in own for run in row)
         found = {name: [[results[run] for run in row] for row in own] for name, own in runs.items()}
-        for name, (_, grown) in scratch.items():
+        for name, text in scratch.items():
+            grown = text.removeprefix(FROM_SCRATCH)
             whats = map(self._what, arms[grown])
             found[name] = [self._from_scratch(w, f) for w, f in zip(whats, found[grown], strict=True)]
         return {name: found[name] for name in arms}
@@ -173,12 +175,7 @@ class StudyPhases:
         return StudyRun(self._name, what, self._factors_of(grown), rng_seed)
 
     def _factors_of(self, what: str) -> tuple[float, ...]:
-        kind, _, argument = what.partition(":")
-        if kind == "sweep":
-            return tuple(self._factors[f"static:{size}"] for size in self._sizes)
-        if kind == "static_final":
-            return ()
-        return (self._factors[f"ppo:{argument}" if kind == "shuffled" else what],)
+        return tuple(self._factors[own] for own in self._rated(what))
 
 
 def _val_loss(answer: MarkResult | None) -> float:
@@ -190,4 +187,4 @@ def _is_static(what: str) -> bool:
 
 
 def _is_from_scratch(text: str) -> bool:
-    return text.startswith("static_final:")
+    return text.startswith(FROM_SCRATCH)

@@ -6,10 +6,10 @@ from pathlib import Path
 from esper.leyline.errors import InterruptedRunError
 from esper.run.run_config import checked, read_settings
 from esper.study.one_run import RunResult, StudyRun, do_run
-from esper.study.phases import StudyPhases, TaskResults
+from esper.study.phases import StudyPhases
 from esper.study.processes import in_processes
-from esper.study.study_config import StudyConfig, check_study, space_of
-from esper.study.study_journal import StudyJournal, open_journal
+from esper.study.study_config import StudyConfig, check_study
+from esper.study.study_journal import open_journal
 from esper.study.study_results import write_results
 
 
@@ -29,29 +29,22 @@ def run_study(file: Path, out: Path, processes: int, say: Callable[[str], None])
     config = checked(StudyConfig, read_settings(file))
     check_study(config)
     with open_journal(out, file, config) as journal:
+
+        def run_all(runs: Sequence[StudyRun]) -> list[RunResult]:
+            missing = [(config, run) for run in dict.fromkeys(runs) if run not in journal.lines]
+            for number, line in enumerate(in_processes(do_run, missing, processes), start=1):
+                journal.add(line)
+                say(f"{number}/{len(missing)} {_said(line)}")
+            return [journal.lines[run] for run in runs]
+
         try:
-            found = {
-                task: _run_task(config, task, journal, processes, say) for task in dict.fromkeys(config.tasks)
-            }
+            found = {task: StudyPhases(config, task, run_all).run() for task in dict.fromkeys(config.tasks)}
         except KeyboardInterrupt:
             raise InterruptedRunError(
                 f"interrupted after {len(journal.lines)} runs, which are kept; to go on with the rest:"
                 f" esper study {file} --out {out}"
             ) from None
         return write_results(out, file.stem, config, found)
-
-
-def _run_task(
-    config: StudyConfig, task: str, journal: StudyJournal, processes: int, say: Callable[[str], None]
-) -> TaskResults:
-    def run_all(runs: Sequence[StudyRun]) -> list[RunResult]:
-        missing = [(config, run) for run in dict.fromkeys(runs) if run not in journal.lines]
-        for number, line in enumerate(in_processes(do_run, missing, processes), start=1):
-            journal.add(line)
-            say(f"{number}/{len(missing)} {_said(line)}")
-        return [journal.lines[run] for run in runs]
-
-    return StudyPhases(config, task, space_of(config.task(task)), run_all).run()
 
 
 def _said(line: RunResult) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -32,22 +32,16 @@ _NOT_GROWN: Final = ("static", "static_final", "sweep")
 KINDS: Final = ("static", "static_final", "sweep", "schedule", "shuffled", *CONTROLLERS)
 
 
-class Arm(NamedTuple):
-    """Kind and argument of an arm, such as ``ppo`` and the folder of a policy."""
-
-    kind: str
-    argument: str
-
-    @classmethod
-    def of(cls, text: str) -> Arm:
-        kind, _, argument = text.partition(":")
-        if kind not in KINDS:
-            raise UnknownNameError("arm", kind, KINDS)
-        if kind in _ARGUMENTS and not argument:
-            raise EsperError(f"the arm '{kind}' needs {_ARGUMENTS[kind]}")
-        if argument and kind not in _ARGUMENTS and kind != "static":
-            raise EsperError(f"the arm '{kind}' takes nothing behind a colon; found '{argument}'")
-        return cls(kind, argument)
+def parse_arm(text: str) -> tuple[str, str]:
+    """Return kind and argument of an arm, such as ``ppo`` and the folder of a policy."""
+    kind, _, argument = text.partition(":")
+    if kind not in KINDS:
+        raise UnknownNameError("arm", kind, KINDS)
+    if kind in _ARGUMENTS and not argument:
+        raise EsperError(f"the arm '{kind}' needs {_ARGUMENTS[kind]}")
+    if argument and kind not in _ARGUMENTS and kind != "static":
+        raise EsperError(f"the arm '{kind}' takes nothing behind a colon; found '{argument}'")
+    return kind, argument
 
 
 def _named(given: object) -> object:
@@ -156,8 +150,8 @@ class StudyConfig(Settings):
 
     def policies(self) -> list[Path]:
         """Return the folders of all policies in the arms."""
-        arms = [Arm.of(text) for members in self.arms.values() for text in members]
-        return sorted({Path(arm.argument) for arm in arms if arm.kind in ("ppo", "shuffled")})
+        arms = [parse_arm(text) for members in self.arms.values() for text in members]
+        return sorted({Path(argument) for kind, argument in arms if kind in ("ppo", "shuffled")})
 
 
 def arms_of(config: StudyConfig, task: TaskSpec) -> dict[str, tuple[str, ...]]:
@@ -234,7 +228,7 @@ def space_of(task: TaskSpec, rng_seed: int = SELECTION_SEEDS.start) -> ActionSpa
 
 
 def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: str) -> None:
-    kind, argument = Arm.of(text)
+    kind, argument = parse_arm(text)
     sizes = sizes_of(task)
     if kind in ("static", "sweep") and not sizes:
         raise EsperError(
@@ -251,7 +245,7 @@ def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: st
     if kind == "sweep":
         space_of(replace(task, budget=(task.budget or 0) // len(sizes)).with_trunk(sizes[-1]))
     if kind == "static_final":
-        grown = {name: m for name, m in config.arms.items() if Arm.of(m[0]).kind not in _NOT_GROWN}
+        grown = {name: m for name, m in config.arms.items() if parse_arm(m[0])[0] not in _NOT_GROWN}
         if argument not in grown:
             raise UnknownNameError("grown arm", argument, grown)
     if kind in CONTROLLERS:

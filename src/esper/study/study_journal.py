@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import msgspec
 from esper.files.atomic_write import write_durably
 from esper.files.writer_lock import WriterLock
 from esper.leyline.errors import UNREADABLE, EsperError
+from esper.run.provenance import changed_settings
 from esper.study.one_run import RunResult, StudyRun
 from esper.study.study_config import StudyConfig
 from esper.tamiyo.policy.checkpoint import POLICY_FILE, read_bytes, read_json
@@ -64,12 +65,10 @@ def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[StudyJo
     """
     folder = out / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
-    lock = WriterLock(folder)
-    try:
+    with ExitStack() as stack:
+        stack.callback(WriterLock(folder).release)
         _check_identity(folder / IDENTITY_FILE, out, file, config)
         yield StudyJournal(folder)
-    finally:
-        lock.release()
 
 
 def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> None:
@@ -79,15 +78,14 @@ def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> N
     own |= {
         f"policy {at}": hashlib.sha256(read_bytes(at / POLICY_FILE)).hexdigest() for at in config.policies()
     }
-    digest = hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()
     if not path.exists():
-        write_durably(path, json.dumps({"file": str(file), "sha256": digest, **own}, indent=1).encode())
+        write_durably(path, json.dumps({"file": str(file), **own}, indent=1).encode())
         return
     kept = read_json(path)
-    if kept.get("sha256") != digest:
-        names = [name for name in {**own, **kept} if own.get(name) != kept.get(name)]
-        different = ", ".join(name for name in names if name not in ("file", "sha256"))
+    kept.pop("sha256", None)  # journals of version 0.1 hold a digest of all settings
+    first_file = kept.pop("file", None)
+    if different := changed_settings(own, kept):
         raise EsperError(
-            f"'{out}' holds the study of '{kept.get('file')}', from which '{file}' differs in {different};"
-            " go on with the file as it was, or choose another --out"
+            f"'{out}' holds the study of '{first_file}', from which '{file}' differs in"
+            f" {', '.join(different)}; go on with the file as it was, or choose another --out"
         )

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -22,22 +21,11 @@ from esper.study.study_config import StudyConfig
 TABLE_FILE: Final = "table.md"
 PAGE_FILE: Final = "study.html"
 ROWS_FILE: Final = "answers.parquet"
-_COLUMNS: Final = {
-    "task": "VARCHAR",
-    "arm": "VARCHAR",
-    "training": "INTEGER",
-    "rng_seed": "BIGINT",
-    "mark": "DOUBLE",
-    "val_loss": "DOUBLE",
-    "test_loss": "DOUBLE",
-    "test_score": "DOUBLE",
-    "params": "BIGINT",
-    "seeds": "VARCHAR",
-    "flops": "MAP(VARCHAR, BIGINT)",
-    "charged": "BIGINT",
-    "cut_short": "BOOLEAN",
-}
-_PURPOSES: Final = tuple(field.name for field in fields(ComputeLedger) if field.name != "seconds")
+_COLUMNS: Final = """
+    task VARCHAR, arm VARCHAR, training INTEGER, rng_seed BIGINT, mark DOUBLE, val_loss DOUBLE,
+    test_loss DOUBLE, test_score DOUBLE, params BIGINT, seeds VARCHAR, flops MAP(VARCHAR, BIGINT),
+    charged BIGINT, cut_short BOOLEAN
+"""
 
 
 def numbers_of(config: StudyConfig, task: str, found: TaskResults) -> StudyNumbers:
@@ -63,7 +51,7 @@ def _arm_numbers(name: str, found: TaskResults) -> ArmNumbers:
         return np.asarray(read(answers))
 
     ends: list[MarkResult] = [answer for answer in answers[..., -1].flat if answer is not None]
-    flops = {purpose: _mean([answer.flops[purpose] for answer in ends]) for purpose in _PURPOSES}
+    flops = {name: _mean([answer.flops[name] for answer in ends]) for name in ComputeLedger().flops()}
     return ArmNumbers(
         name=name,
         is_static=name in found.static,
@@ -126,8 +114,9 @@ def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults
     ]
     lines, partial = path.with_suffix(".jsonl"), partial_of(path)
     lines.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+    quoted = str(lines).replace("'", "''")
     with duckdb.connect(":memory:") as database:
-        read = database.read_json(str(lines), format="newline_delimited", columns=dict(_COLUMNS))
-        read.write_parquet(str(partial))
+        database.execute(f"CREATE TABLE answers ({_COLUMNS}); COPY answers FROM '{quoted}' (FORMAT json)")
+        database.table("answers").write_parquet(str(partial))
     partial.replace(path)
     lines.unlink()
