@@ -152,7 +152,7 @@ def grow(  # noqa: PLR0913  all but three by name
     check_loader(val_loader, "val_loader")
     device = next(unwrapped(net).parameters()).device
     [batch] = first_batches(train_loader, device, "train_loader", 1)
-    optimizer = AdamW(net.parameters(), lr=RATE, foreach=True) if optimizer is None else optimizer
+    optimizer = AdamW(net.parameters(), lr=RATE, fused=True) if optimizer is None else optimizer
     check_optimizer(optimizer)
     inputs = inputs_of(batch) if sample is None else sample
     directory = _directory(out, resume=resume)

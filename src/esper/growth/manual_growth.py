@@ -23,7 +23,7 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import Site, call_order, check_modes, find_sites
-from esper.kasmina.slot import detach, forget_compiled
+from esper.kasmina.slot import detach, notice_hooks
 from esper.leyline import (
     BLEND_IDS,
     AlphaCurve,
@@ -66,7 +66,7 @@ class ManualGrowth:
             self._network.followers += [self._processes, self._copies]
             self._space = self._network.action_space
             self._cost = forward_flops(self.net, sample)
-            forget_compiled()
+            notice_hooks()
         except BaseException:  # Ctrl-C too leaves the network as it was
             self.detach()
             raise

@@ -23,7 +23,7 @@ from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
-from esper.kasmina.slot import RESERVED, SeedSlot, forget_compiled, slots_of
+from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of
 from esper.leyline.errors import BlueprintError, HostError
 from esper.leyline.factored_actions import BlendOperator
 from esper.leyline.stages import Stage
@@ -74,7 +74,7 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
             undo()
         raise
     leave(merged)
-    forget_compiled()
+    notice_hooks()
     return graphs
 
 

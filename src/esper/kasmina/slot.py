@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 from weakref import WeakSet
@@ -56,6 +56,8 @@ class SeedSlot(nn.Module):
         """The module that a ``stack`` seed copies, if there is one."""
         self.stream = stream
         self.token = token
+        self.forwards = () if stream else tuple({type(module).forward for module in net.modules()})
+        """Functions of the network that torch.compile may have compiled."""
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
         """Kept: only an unpickled handle reserves its hook's number in a new process."""
@@ -132,7 +134,7 @@ class SeedSlot(nn.Module):
         [submodule] = self.parent
         self.graft = graft.train(submodule.training)
         self.handle = submodule.register_forward_hook(graft.on_forward)
-        self._forget_compiled()
+        self._notice_hooks()
 
     def remove(self) -> Graft:
         """Empty the slot and return its graft; the random stream continues."""
@@ -141,12 +143,12 @@ class SeedSlot(nn.Module):
         graft = self.graft
         self.handle.remove()
         self.graft, self.handle = None, None
-        self._forget_compiled()
+        self._notice_hooks()
         return graft
 
-    def _forget_compiled(self) -> None:
+    def _notice_hooks(self) -> None:
         if self.stream is None:  # networks of environments, whose slots have streams, are never compiled
-            forget_compiled()
+            notice_hooks(self.forwards)
 
     @property
     def is_finite(self) -> bool:
@@ -242,8 +244,17 @@ def detach(net: nn.Module) -> None:
         del net.get_submodule(path)._modules[RESERVED]
 
 
-def forget_compiled() -> None:
-    """Recompile at the next call: torch.compile does not notice a hook that was added or removed."""
+def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
+    """Let torch.compile notice hooks that were added or removed; by default it ignores them.
+
+    Code that was compiled before the first call is reset, once per process. Later a hook recompiles only code
+    that runs its module; the compiled code of ``forwards`` is dropped, so that growth does not reach the
+    recompile limit."""
     dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
+    if dynamo is None:
+        return
+    if dynamo.config.skip_nnmodule_hook_guards:
+        dynamo.config.skip_nnmodule_hook_guards = False
         dynamo.reset()
+    for forward in forwards:
+        dynamo.eval_frame.remove_from_cache(forward)
