@@ -47,7 +47,7 @@ def main() -> None:
     report = esper.diagnose(net, train_loader, val_loader, loss=F.cross_entropy, slots=["layer1", "layer2"])
     print(report)
     if report.verdict == "grow":
-        esper.add(net, report.place, report.blueprint)  # create the optimiser after this call
+        report.plant(net)  # create the optimiser after this call
         train(net, train_loader, epochs=8)
         print("\n" + str(report.compare(net)))
 
