@@ -6,7 +6,7 @@ Prints CPU milliseconds per environment-step with SEEDS blended seeds, the minim
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.bench_environment_step import Recorded
 from benchmarks.timing import cpu_times
+from esper.kasmina import configurations
 from esper.kasmina.hosts.cnn import GlobalHead
-from esper.tolaria import precision, switching
 from tests.tolaria.building import plant
 
 ENVS, ITERATIONS = 2, 20
@@ -26,16 +26,10 @@ def _mean(head: GlobalHead, h: torch.Tensor) -> torch.Tensor:
     return head.linear(h.mean(dim=(2, 3)))
 
 
-def _step_each(optimisers: Sequence[torch.optim.Optimizer]) -> None:
-    for optimiser in optimisers:
-        optimiser.step()
-
-
-CHUNKS = [(switching, "FEATURES_AT_ONCE", 2**17)]
+CHUNKS = [(configurations, "FEATURES_AT_ONCE", 2**17)]
 WAYS: dict[str, list[tuple[Any, str, Any]]] = {
     "the head's gradient in the features' layout": [(GlobalHead, "forward", _mean)],
     "validation in larger chunks": CHUNKS,
-    "host and seeds stepped together": [(precision, "step_together", _step_each)],
 }
 
 

@@ -7,10 +7,8 @@ import torch
 
 from benchmarks.timing import cpu_times, ratio
 from esper.kasmina.configurations import outputs_by_prefix
-from esper.kasmina.contributions import measure
 from esper.leyline import BlueprintAction
-from esper.tolaria.objective import CLASSIFICATION
-from tests.tolaria.building import cnn, digits, every_choice, grown_model
+from tests.tolaria.building import cnn, digits, every_choice, grown_model, measured_on
 
 SLOTS = (0, 1, 2)
 LIMIT = 2.5
@@ -33,7 +31,7 @@ def bench_all_configurations_of_three_heavy_seeds(task: str, widths: tuple[int, 
         {
             "all-on forward": all_on,
             "8 configurations": lambda: deque(outputs_by_prefix(model, x, SLOTS, choices), maxlen=0),
-            "8 configurations scored": lambda: measure(model, x, y, SLOTS, CLASSIFICATION),
+            "8 configurations scored": lambda: measured_on(model, x, y, SLOTS),
         },
         repeats=20,
     )

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.timing import cpu_times, ratio
 from esper.kasmina.configurations import outputs_by_prefix
-from esper.kasmina.contributions import measure
+from esper.kasmina.contributions import measure, score_samples
 from esper.leyline import TRANSFORMER_BLUEPRINTS, BlueprintAction
 from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.tasks.text import PYCODE
@@ -39,7 +39,12 @@ def bench_all_configurations_of_three_seeds(seed: BlueprintAction) -> None:
         {
             "all-on forward": all_on,
             "8 configurations": configurations,
-            "8 configurations scored": lambda: measure(model, samples.x, samples.y, SLOTS, NEXT_TOKEN),
+            "8 configurations scored": lambda: measure(
+                SLOTS,
+                score_samples(
+                    model, samples.x, samples.y, NEXT_TOKEN.sample_scores, NEXT_TOKEN.sample_losses
+                ),
+            ),
         },
         repeats=1,
         iterations=40,

@@ -177,8 +177,7 @@ def bench_an_environment_holds_little_more_than_its_network() -> None:
     more, others = held(2 * FEW)
     host = others.vector.envs[0].host
     network = sum(t.nbytes for t in chain(host.model.parameters(), host.model.buffers()))
-    optimisers = [host.optimiser, *(host.model.slot(slot).optimiser for slot in range(2))]
-    moments = sum(t.nbytes for o in optimisers for state in o.state.values() for t in state.values())
+    moments = sum(t.nbytes for state in host.optimiser.state.values() for t in state.values())
     network_with_snapshot = 2 * (network + moments)
     del kept
     per_env = (more - few) / (2 * FEW)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import cpu_times, ratio
-from esper.kasmina import MorphogeneticModel
+from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.slot import detach
 from esper.leyline import BlueprintAction, Stage
 from esper.tolaria.minibatch import train_batch
 from esper.tolaria.objective import CLASSIFICATION
@@ -23,8 +24,9 @@ class HandWritten(nn.Module):
 
     def __init__(self, model: MorphogeneticModel) -> None:
         super().__init__()
-        self.block0, self.block1, self.block2, self.head = model.host.segments
         self.seed0, self.seed1 = model.slot(0).seed, model.slot(1).seed
+        detach(model.host)
+        self.block0, self.block1, self.block2, self.head = model.host.segments
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.block0(x)

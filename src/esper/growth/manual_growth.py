@@ -242,6 +242,7 @@ class ManualGrowth:
 
     def save(self, path: Path | str) -> None:
         """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network as a plain module."""
+        self._check_unfinished("save")
         checkpoint.save(checkpoint.network_state(self._network), Path(path))
 
     # --- helpers --------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Table of the alert rules: condition, severity, delay and hint.
 
-Every threshold is a constant of ``leyline.limits``. ``nissa.alert_monitor`` evaluates the rules;
+Every threshold is a constant of ``leyline.thresholds``. ``nissa.alert_monitor`` evaluates the rules;
 ``tools/make_reference.py`` writes them to ``docs/alerts.md``.
 """
 
