@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Host, MorphogeneticModel, register_blueprint
-from esper.kasmina.blueprints import blueprint_named, names_for, specs_for, unregister_blueprint
+from esper.kasmina.blueprints import blueprint_named, blueprint_names, specs_for, unregister_blueprint
 from esper.leyline import BlueprintAction, SlotConfig
 from esper.leyline.errors import BlueprintError, SlotError, UnknownNameError
 from tests.contracts.hosts import CLASSES, VOCABULARY
@@ -183,7 +183,7 @@ def test_blueprint_name_is_refused_if_its_topology_has_it_already() -> None:
             register_blueprint("mine", topology="feature_map")(two_results)
         assert blueprint_named("mine", "feature_map").build is non_zero, "the first one is kept"
         with registered("mine", non_zero, "tokens"):
-            assert "mine" in names_for("tokens"), "each topology has its own names"
+            assert "mine" in blueprint_names(["tokens"]), "each topology has its own names"
     assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [8, 8]
 
 
@@ -192,8 +192,8 @@ def test_user_blueprints_take_the_free_indices_of_their_topology_until_none_is_l
     with ExitStack() as own:
         for letter in "abcd":
             own.enter_context(registered(letter, non_zero))
-        assert names_for("feature_map")[8:] == ("stack", "a", "b", "c", "d")
-        assert names_for("tokens")[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
+        assert blueprint_names(["feature_map"])[8:] == ("stack", "a", "b", "c", "d")
+        assert blueprint_names(["tokens"])[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
         with pytest.raises(
             BlueprintError,
             match=r"no action index is left for blueprint 'f': feature_map hosts take at most 5 blueprints"

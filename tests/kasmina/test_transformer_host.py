@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper import MorphogeneticModel
-from esper.kasmina.blueprints import names_for
+from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline.errors import HostError
 
@@ -42,7 +42,7 @@ def test_slots_after_any_layers_leave_the_output_unchanged_while_empty(after: tu
     assert network.slot_config.num_slots == len(after)
     model = MorphogeneticModel(network)
     assert [site.width for site in model.sites] == [8] * len(after)
-    assert names_for("tokens") == model.action_space.blueprint_names
+    assert blueprint_names(["tokens"]) == model.action_space.blueprint_names
     torch.testing.assert_close(model(tokens()), host()(tokens()))
 
 

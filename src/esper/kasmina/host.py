@@ -11,7 +11,7 @@ from esper.leyline.slot_config import SlotConfig
 
 
 class Host(nn.Module):
-    """A network that is the composition of its ``segments``; its forward pass does not know of slots.
+    """Network that runs its ``segments`` in turn; slots are attached from outside.
 
     Subclasses set ``segments``, ``slot_config``, ``topology`` and ``feature_shapes`` in their constructor.
     """
@@ -29,7 +29,7 @@ class Host(nn.Module):
 
     @property
     def sites(self) -> list[Site]:
-        """The output of every segment but the last; a ``Sequential`` is represented by its last child."""
+        """Sites at the output of every segment but the last; a ``Sequential`` is represented by its last child."""
         axis = 0 if self.topology == "feature_map" else -1
         return [
             Site(
@@ -64,8 +64,7 @@ class Host(nn.Module):
         return blocks[-1] if blocks else None
 
     def sample_input(self, batch: int) -> Tensor | None:
-        """Return an input of ``batch`` samples with the shape and dtype that the host takes, if it is
-        known."""
+        """Return an input of ``batch`` samples with the shape and dtype of the host; None if unknown."""
         return None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,5 +75,5 @@ class Host(nn.Module):
 
 
 def floats(*shape: int) -> Tensor:
-    """Return values from −1 to 1, all of them different."""
+    """Return a tensor of different values from −1 to 1."""
     return torch.linspace(-1.0, 1.0, torch.Size(shape).numel()).view(shape)

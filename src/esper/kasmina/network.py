@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
-from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, specs_for
-from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
 from esper.kasmina.graft import Graft, Participation, described, description_of
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters

@@ -12,7 +12,7 @@ from esper.leyline.slot_config import SlotConfig
 
 CHANNELS_PER_GROUP = 8
 SMALLEST_POOLED = 4
-"""Feature maps smaller than this are not pooled any further."""
+"""Smallest side length of a feature map that is pooled."""
 
 
 class GlobalHead(nn.Module):
@@ -23,7 +23,7 @@ class GlobalHead(nn.Module):
         self.linear = nn.Linear(width, classes)
 
     def forward(self, h: Tensor) -> Tensor:
-        # As rows of channels, so that the gradient has the memory layout of the features.
+        # Channels last, so that the gradient has the memory layout of the features.
         return self.linear(h.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1))
 
 
@@ -42,7 +42,7 @@ class _ImageHost(Host):
 
 
 class CNNHost(_ImageHost):
-    """Blocks of convolution, GroupNorm, ReLU with a slot after each; later blocks pool first."""
+    """Blocks of convolution, GroupNorm and ReLU with a slot after each; all but the first start with pooling."""
 
     def __init__(
         self, widths: Sequence[int], *, kernel: int, input_shape: tuple[int, int, int], classes: int
@@ -118,7 +118,7 @@ def _groups(width: int) -> int:
 
 def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
     convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
-    # torch's default leaves channels of a narrow block dead behind the ReLU from the start.
+    # With torch's default, channels of a narrow block would be inactive after the ReLU from the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-    nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
+    nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # Conv2d has a bias by default
     return convolution
