@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import Host, MorphogeneticModel, register_blueprint
 from esper.kasmina.blueprints import blueprint_named, blueprint_names, specs_for, unregister_blueprint
-from esper.leyline import BlueprintAction, SlotConfig
+from esper.leyline import BlueprintAction
 from esper.leyline.errors import BlueprintError, SlotError, UnknownNameError
 from tests.contracts.hosts import CLASSES, VOCABULARY
 from tests.contracts.matrix import (
@@ -118,7 +118,6 @@ class Widening(Host):
     """A host for tokens whose slots are six and eight features wide."""
 
     topology = "tokens"
-    slot_config = SlotConfig.of_count(2)
     feature_shapes = ((5, 6), (5, 8))
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from esper.kasmina.graft import shadow_size
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.network import slot_streams
 from esper.kasmina.sites import find_sites
-from esper.leyline import LifecycleRules, SlotConfig, Stage, Style
+from esper.leyline import LifecycleRules, Stage, Style
 from esper.tolaria.minibatch import train_batch
 from tests.contracts.hosts import CLASSES, TOKENS, VOCABULARY
 from tests.contracts.matrix import (
@@ -82,7 +82,6 @@ class InPlace(Host):
     """A host that overwrites the features at its slot."""
 
     topology = "features"
-    slot_config = SlotConfig.of_count(1)
     feature_shapes = ((8,),)
 
     def __init__(self) -> None:
@@ -214,7 +213,6 @@ class Tied(Host):
     """A host whose embedding is also its output layer and whose middle layer runs twice."""
 
     topology = "tokens"
-    slot_config = SlotConfig.of_count(1)
     feature_shapes = ((TOKENS, 8),)
 
     def __init__(self) -> None:

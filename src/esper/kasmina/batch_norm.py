@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from esper.kasmina.dry_run import kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError
 
@@ -34,21 +35,17 @@ def check_calibration(model: nn.Module, inputs: Tensor | None) -> None:
 def fresh_statistics(model: nn.Module) -> Iterator[None]:
     """Replace all statistics by the means over the batches that run inside; dropout is off."""
     layers = batch_norms(model)
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
-    model.eval()
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the mean over all batches, not a moving one
-        layer.train()
     try:
-        with torch.no_grad():
+        with kept_modes(model, training=False), torch.no_grad():
+            for layer in layers:
+                layer.reset_running_stats()
+                layer.momentum = None  # the mean over all batches, not a moving one
+                layer.train()
             yield
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        for module, mode in modes:
-            module.training = mode
 
 
 def recalibrate(model: MorphogeneticModel, inputs: Tensor) -> None:

@@ -20,7 +20,6 @@ from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS
-from esper.leyline.slot_config import SlotConfig
 from esper.leyline.stages import Stage
 
 RNG_SEEDS: Final = range(5)
@@ -91,8 +90,7 @@ def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
 
 
 def _weights(slot: SeedSlot) -> Iterator[tuple[str, nn.Parameter]]:
-    assert slot.graft is not None
-    return slot.graft.named_parameters()
+    return slot.held.named_parameters()
 
 
 def dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:
@@ -135,7 +133,6 @@ class _Probe(Host):
     def __init__(self, topology: Topology, width: int) -> None:
         super().__init__()
         self.topology = topology
-        self.slot_config = SlotConfig.of_count(1)
         first: nn.Module
         if topology == "feature_map":
             self.feature_shapes = ((width, _LENGTH, _LENGTH),)

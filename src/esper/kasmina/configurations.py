@@ -46,15 +46,15 @@ def outputs_by_prefix(
     """Yield the outputs of a segmented host, a share of the samples at a time; configurations are sorted."""
     assert model.segments is not None
     rows = [tuple(row) for row in configurations.tolist()]
+    at_once = max(1, FEATURES_AT_ONCE // max(math.prod(site.shape[1:]) for site in model.sites))
     with model.taking_part(model.without(*slots)):
-        for share in _slices(0, len(x), samples_at_once(model)):
+        for first in range(0, len(x), at_once):
+            share = slice(first, min(first + at_once, len(x)))
             features: dict[Prefix, Tensor] = {(): x[share]}
             for index, segment in enumerate(model.segments[:-1]):
                 features = _through(segment, features)
                 if index in slots:
-                    graft = model.slots[index].graft
-                    assert graft is not None
-                    features = _branched(graft.blended, features, rows)
+                    features = _branched(model.slots[index].held.blended, features, rows)
             yield from _outputs(model.segments[-1], features, share)
 
 
@@ -98,17 +98,6 @@ def _outputs(
             )
             first += len(output)
             at_once = max(at_once, ANSWERED_AT_ONCE // output[0].numel())
-
-
-def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
-    """Yield slices of length ``step`` from ``start`` to ``stop``."""
-    for first in range(start, stop, step):
-        yield slice(first, min(first + step, stop))
-
-
-def samples_at_once(model: MorphogeneticModel) -> int:
-    """Return the number of samples that run through the prefix tree together."""
-    return max(1, FEATURES_AT_ONCE // max(math.prod(site.shape[1:]) for site in model.sites))
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ samples or batches, and only the differences count.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Any, Final
@@ -27,7 +27,7 @@ from esper.kasmina.batch_norm import (
     kept_statistics,
 )
 from esper.kasmina.configurations import ConfigurationOutput, Prefix, outputs_by_prefix, outputs_by_replay
-from esper.kasmina.dry_run import call
+from esper.kasmina.dry_run import call, kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.slot_table import SlotTable
@@ -159,16 +159,9 @@ def score_samples(
     return score
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> AbstractContextManager[None]:
     """Set evaluation mode inside the context and restore the mode of every submodule on exit."""
-    modes = [(each, each.training) for each in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for each, mode in modes:
-            each.training = mode
+    return kept_modes(module, training=False)
 
 
 class MetricScorer:
@@ -228,41 +221,34 @@ class MetricScorer:
     def _without(self, off: Sequence[int]) -> list[float]:
         if not off and self._calibrate is None:
             return self.values
-        graft_of = [self._model.slots[slot].graft for slot in off]
-        alphas = [graft.alpha.clone() for graft in graft_of if graft is not None]
+        alphas = [self._model.slots[slot].held.alpha for slot in off]
+        before = [alpha.clone() for alpha in alphas]
         try:
-            for graft in graft_of:
-                if graft is not None:
-                    graft.alpha.zero_()
-            with self._calibrated():
-                torch.set_rng_state(self._position)
-                return self._run()
-        finally:
-            for graft, alpha in zip([g for g in graft_of if g is not None], alphas, strict=True):
-                graft.alpha.copy_(alpha)
-
-    @contextmanager
-    def _calibrated(self) -> Iterator[None]:
-        """Recompute batch-normalisation statistics, where batches were given for them."""
-        if self._calibrate is not None:
+            for alpha in alphas:
+                alpha.zero_()
+            if self._calibrate is not None:
+                self._recalibrate(self._calibrate)
             torch.set_rng_state(self._position)
-            with fresh_statistics(self._model.host):
-                seen = 0
-                for batch in self._calibrate:
-                    seen += _feed(self._model.host, batch)
-                    if seen >= CALIBRATION_SAMPLES:
-                        break
-                if not seen:
-                    raise EsperError("calibrate= holds no batches; pass a loader of training batches")
-        yield
+            return self._run()
+        finally:
+            for alpha, value in zip(alphas, before, strict=True):
+                alpha.copy_(value)
+
+    def _recalibrate(self, batches: Iterable[Any]) -> None:
+        """Recompute the batch-normalisation statistics on training batches."""
+        torch.set_rng_state(self._position)
+        with fresh_statistics(self._model.host):
+            seen = 0
+            for batch in batches:
+                seen += _feed(self._model.host, batch)
+                if seen >= CALIBRATION_SAMPLES:
+                    break
+        if not seen:
+            raise EsperError("calibrate= holds no batches; pass a loader of training batches")
 
     def _run(self) -> list[float]:
-        modes = [(module, module.training) for module in self._model.host.modules()]
-        try:
+        with kept_modes(self._model.host):
             found = self._evaluate()
-        finally:
-            for module, mode in modes:
-                module.training = mode
         return [self._sign * value for value in _numbers(found)]
 
 

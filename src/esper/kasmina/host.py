@@ -13,11 +13,10 @@ from esper.leyline.slot_config import SlotConfig
 class Host(nn.Module):
     """Network that runs its ``segments`` in turn; slots are attached from outside.
 
-    Subclasses set ``segments``, ``slot_config``, ``topology`` and ``feature_shapes`` in their constructor.
+    Subclasses set ``segments``, ``topology`` and ``feature_shapes`` in their constructor.
     """
 
     segments: nn.ModuleList
-    slot_config: SlotConfig
     topology: Topology
     feature_shapes: tuple[tuple[int, ...], ...]
     """Shape of one sample's features at each slot, without the batch."""
@@ -29,7 +28,8 @@ class Host(nn.Module):
 
     @property
     def sites(self) -> list[Site]:
-        """Sites at the output of every segment but the last; a ``Sequential`` is represented by its last child."""
+        """Sites at the outputs of all segments but the last; inside a ``Sequential``, at its last child."""
+        names = SlotConfig.of_count(len(self.feature_shapes)).slot_ids
         axis = 0 if self.topology == "feature_map" else -1
         return [
             Site(
@@ -41,9 +41,7 @@ class Host(nn.Module):
                 block=self._block_before(index),
                 channels_last=self.channels_last,
             )
-            for index, (name, shape) in enumerate(
-                zip(self.slot_config.slot_ids, self.feature_shapes, strict=True)
-            )
+            for index, (name, shape) in enumerate(zip(names, self.feature_shapes, strict=True))
         ]
 
     def _carrier(self, segment: int) -> str:

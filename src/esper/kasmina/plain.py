@@ -119,8 +119,7 @@ def _without(submodule: nn.Module, slot: SeedSlot) -> Undo:
 
 def _settle(submodule: nn.Module, slot: SeedSlot) -> Undo:
     """Replace the slot by the seed's graph, and the slot's hook by the graph."""
-    graft = slot.graft
-    assert graft is not None
+    graft = slot.held
     assert slot.handle is not None
     graph = graph_of(graft, slot.site.output).train(submodule.training)
     number, name = slot.handle.id, GROWN
@@ -140,8 +139,7 @@ def _settle(submodule: nn.Module, slot: SeedSlot) -> Undo:
 
 def _is_linear(net: nn.Module, submodule: nn.Module, slot: SeedSlot) -> bool:
     """Return whether the seed is a linear map after a linear layer whose weight has one name."""
-    graft = slot.graft
-    assert graft is not None
+    graft = slot.held
     if type(submodule) is not nn.Linear or graft.operator is not BlendOperator.ADD:
         return False
     layers = [m for m in graft.seed.modules() if not isinstance(m, Mirrored | nn.Sequential)]
@@ -161,14 +159,14 @@ def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> Undo
     """
     layer = net.get_submodule(slot.site.path)
     assert isinstance(layer, nn.Linear)
-    assert slot.graft is not None
+    graft = slot.held
     kept = [(p, p.clone()) for p in layer.parameters(recurse=False)]
     for parameter, before in kept:
         rows = before.double().view(layer.out_features, -1).T
-        change = slot.graft.seed.double()(rows).T.reshape(before.shape)
-        parameter.copy_(before.double() + slot.graft.alpha.double() * change)
-    slot.graft.seed.to(layer.weight.dtype)
-    graft = slot.remove()
+        change = graft.seed.double()(rows).T.reshape(before.shape)
+        parameter.copy_(before.double() + graft.alpha.double() * change)
+    graft.seed.to(layer.weight.dtype)
+    slot.remove()
     del layer._modules[RESERVED]
 
     def undo() -> None:
@@ -267,8 +265,7 @@ def _outputs(net: nn.Module, sample: Any) -> Outputs:
 
 def _compare_seed(slot: SeedSlot) -> None:
     """Compare a seed's graph with the seed on made-up features, in both modes."""
-    graft = slot.graft
-    assert graft is not None
+    graft = slot.held
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)
     graph = graph_of(graft, Output("tensor"))

@@ -11,24 +11,16 @@ from esper.kasmina.blueprints import BlueprintSpec, specs_for
 from esper.leyline.errors import BlueprintError
 
 
-def takes(spec: BlueprintSpec, width: int, *, copyable: bool) -> bool:
-    """Return whether a slot of ``width`` can hold a seed of ``spec``.
-
-    ``copyable`` states whether there is a block before the slot that a copying blueprint can repeat.
-    """
-    return spec.fits(width) and (copyable or not spec.copies)
-
-
 def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) -> None:
     """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the message names those that fit."""
-    others = ", ".join(s.name for s in specs_for(spec.topology) if takes(s, width, copyable=copyable))
+    others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(width, copyable=copyable))
     if spec.copies and not copyable:
         raise BlueprintError(
             f"blueprint '{spec.name}' copies the last block upstream, and slot {slot} has none: a module with"
             " parts, called with one tensor, whose shape it keeps (a Sequential stands for its last child);"
             f" choose from {others}"
         )
-    if not spec.fits(width):
+    if not spec.fits(width, copyable=copyable):
         raise BlueprintError(
             f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
             f" slot {slot} is {width} wide. Change the host's width, or choose from"

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina import seed_checks
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
-from esper.kasmina.graft import Graft, Participation, build_graft, described
+from esper.kasmina.graft import Graft, Participation, described
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
@@ -80,10 +80,6 @@ class SeedSlot(nn.Module):
 
     # --- the seed -----------------------------------------------------------------------------
 
-    def takes(self, spec: BlueprintSpec) -> bool:
-        """Return whether a seed of this blueprint can be built here."""
-        return spec.fits(self.site.width) and (bool(self.block) or not spec.copies)
-
     def germinate(
         self, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor, block: nn.Module | None = None
     ) -> Graft:
@@ -136,9 +132,8 @@ class SeedSlot(nn.Module):
 
     def remove(self) -> Graft:
         """Empty the slot and return its graft; the random stream continues."""
-        assert self.graft is not None
         assert self.handle is not None
-        graft = self.graft
+        graft = self.held
         self.handle.remove()
         self.graft, self.handle = None, None
         self._forget_compiled()
@@ -160,9 +155,10 @@ class SeedSlot(nn.Module):
         return None if self.graft is None else self.graft.seed
 
     @property
-    def gate(self) -> nn.Module | None:
-        """The gate of a ``gated_gate`` seed."""
-        return None if self.graft is None else self.graft.gate
+    def held(self) -> Graft:
+        """Graft of a slot that is known to hold one."""
+        assert self.graft is not None, f"slot {self.site.name} is empty"
+        return self.graft
 
     # --- state --------------------------------------------------------------------------------
 
@@ -171,21 +167,17 @@ class SeedSlot(nn.Module):
         wanted = state_dict.get(f"{prefix}graft.description")
         if self.graft is not None and (wanted is None or not torch.equal(self.graft.description, wanted)):
             if wanted is None:
-                sentence = (
+                GrowthWarning.issue(
                     f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
                 )
-                GrowthWarning.issue(sentence)
             self.remove()
         if self.graft is None and wanted is not None:
-            self.rebuild(wanted, next(self.parent[0].parameters(), state_dict[f"{prefix}graft.alpha"]))
+            like = next(self.parent[0].parameters(), state_dict[f"{prefix}graft.alpha"])
+            self.hold(self.rebuilt(wanted, like))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def rebuild(self, description: Tensor, like: Tensor) -> None:
-        """Hold a seed of this description with arbitrary weights; the random state does not change."""
-        self.hold(self.rebuilt(description, like))
-
     def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
-        """Return a graft of this description with arbitrary weights, not attached."""
+        """Return a graft of this description with arbitrary weights, not attached; no random state changes."""
         blueprint, style = described(description)
         spec = blueprint_named(blueprint, self.site.topology)
         with TorchStream(0):
@@ -194,7 +186,7 @@ class SeedSlot(nn.Module):
     def _built(self, spec: BlueprintSpec, style: int, like: Tensor, block: nn.Module | None = None) -> Graft:
         source = block if block is not None else next(iter(self.block), None)
         copied = without_slots(source) if spec.copies and source is not None else None
-        graft = build_graft(self.site, spec, style, copied).to(like).requires_grad_(True)
+        graft = Graft(self.site, spec, style, copied).to(like).requires_grad_(True)
         if self.site.channels_last:
             graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
         return graft

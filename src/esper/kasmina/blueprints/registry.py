@@ -41,9 +41,9 @@ class BlueprintSpec:
     copies: bool = False
     """The seed is a copy of a block upstream of the slot, and not zero at birth."""
 
-    def fits(self, width: int) -> bool:
-        """Return whether a seed can be built for a slot of ``width``."""
-        return width % self.multiple_of == 0
+    def fits(self, width: int, *, copyable: bool) -> bool:
+        """Return whether a slot of ``width`` can hold a seed; ``copyable`` if it has a block to copy."""
+        return width % self.multiple_of == 0 and (copyable or not self.copies)
 
 
 _registry: dict[tuple[Topology, int], BlueprintSpec] = {}

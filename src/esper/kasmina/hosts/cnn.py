@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.host import Host, floats
 from esper.leyline.errors import HostError
-from esper.leyline.slot_config import SlotConfig
 
 CHANNELS_PER_GROUP = 8
 SMALLEST_POOLED = 4
@@ -35,6 +34,7 @@ def _conv_block(channels: int, width: int, kernel: int, *, pools: bool) -> nn.Se
 
 
 class _ImageHost(Host):
+    topology: Topology = "feature_map"
     channels_last = True
 
     def sample_input(self, batch: int) -> Tensor:
@@ -42,7 +42,7 @@ class _ImageHost(Host):
 
 
 class CNNHost(_ImageHost):
-    """Blocks of convolution, GroupNorm and ReLU with a slot after each; all but the first start with pooling."""
+    """Blocks of convolution, GroupNorm and ReLU with a slot after each; later blocks pool first."""
 
     def __init__(
         self, widths: Sequence[int], *, kernel: int, input_shape: tuple[int, int, int], classes: int
@@ -53,10 +53,8 @@ class CNNHost(_ImageHost):
         if kernel < 1 or kernel % 2 == 0:
             raise HostError(f"the kernel of a CNN host must be odd, to keep the size; found {kernel}")
         self.spec = {"widths": list(widths), "kernel": kernel, "input_shape": input_shape, "classes": classes}
-        self.topology: Topology = "feature_map"
-        self.slot_config = SlotConfig.of_count(len(widths))
         self.segments = nn.ModuleList()
-        channels, height, side = input_shape[0], input_shape[1], input_shape[2]
+        channels, height, side = input_shape
         shapes = []
         for index, width in enumerate(widths):
             pooled = index > 0 and min(height, side) >= SMALLEST_POOLED
@@ -100,8 +98,6 @@ class ResidualHost(_ImageHost):
             )
         self.spec = {"width": width, "blocks": blocks, "slots": slots}
         self.spec |= {"input_shape": input_shape, "classes": classes}
-        self.topology: Topology = "feature_map"
-        self.slot_config = SlotConfig.of_count(slots)
         channels, height, side = input_shape
         self.feature_shapes = ((width, height // 2, side // 2),) * slots
         stem = [_convolution(channels, width, 3), nn.AvgPool2d(2)]

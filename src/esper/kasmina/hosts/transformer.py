@@ -10,7 +10,6 @@ from esper.kasmina.blueprints import Topology
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.host import Host
 from esper.leyline.errors import HostError
-from esper.leyline.slot_config import SlotConfig
 
 
 class Embedding(nn.Module):
@@ -75,6 +74,7 @@ class TiedHead(nn.Module):
 class TransformerHost(Host):
     """GPT of ``layers`` pre-norm blocks of one width; the outputs are logits of the next token."""
 
+    topology: Topology = "tokens"
     block_kind = Block
 
     def __init__(
@@ -118,8 +118,6 @@ class TransformerHost(Host):
                 f"slots stand after layers 0 to {layers - 1}, in order and at least one; found {after}"
             )
         self.spec = {**sizes, "slots_after": after, "dropout": dropout}
-        self.topology: Topology = "tokens"
-        self.slot_config = SlotConfig.of_count(len(after))
         self.feature_shapes = ((context, width),) * len(after)
         embedding = Embedding(vocabulary, context, width)
         tied = embedding.token.weight
