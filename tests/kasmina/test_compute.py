@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import FlopMeter, PartCost, count_part, flop_counter
 from esper.leyline import BlueprintAction, LifecycleOp, LifecycleRules, Stage, Style
-from esper.tolaria.minibatch import train_batch
+from esper.tolaria.minibatch import Learner
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import (
     WAIT,
@@ -92,7 +92,7 @@ def count_training(meter: FlopMeter, optimiser: torch.optim.Optimizer, counter: 
     x, y = digits(64)
     meter.model.train()
     with counter:
-        train_batch(meter.model, optimiser, x, y, CLASSIFICATION.loss, clip=5.0)
+        Learner(meter.model, optimiser, CLASSIFICATION.loss, clip=5.0).run(x, y)
     return int(counter.get_total_flops())
 
 

@@ -14,7 +14,7 @@ from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.network import slot_streams
 from esper.kasmina.sites import find_sites
 from esper.leyline import LifecycleRules, Stage, Style
-from esper.tolaria.minibatch import train_batch
+from esper.tolaria.minibatch import Learner
 from tests.contracts.hosts import CLASSES, TOKENS, VOCABULARY
 from tests.contracts.matrix import (
     CLIP,
@@ -332,7 +332,7 @@ def test_seed_that_incubated_by_replay_lowers_the_loss_once_it_is_blended_in() -
             module.p = 0.0
     trial.model.train()
     for _ in range(20):
-        train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP)
+        Learner(trial.model, trial.optimiser, loss, clip=CLIP).run(x, y)
     with torch.no_grad():
         without = loss(trial.model(x), y)
         trial.place(Stage.BLENDING, 1.0)

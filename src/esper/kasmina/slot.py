@@ -177,7 +177,7 @@ class SeedSlot(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
-        """Return a graft of this description with arbitrary weights, not attached; no random state changes."""
+        """Return a graft of this description with arbitrary weights, not attached; keeps all random states."""
         blueprint, style = described(description)
         spec = blueprint_named(blueprint, self.site.topology)
         with TorchStream(0):

@@ -1,7 +1,7 @@
-"""An epoch of minibatches: read at its end, or checked minibatch by minibatch.
+"""Epochs of minibatches: read from the device at the end, or checked after every minibatch.
 
-Normally nothing is read from the device before the end of an epoch. An epoch that turns out to be non-finite
-is undone and run again with checks."""
+Normally nothing is read from the device before the end of an epoch. An epoch with non-finite results is
+undone and run again with checks."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.kasmina.health import GradientStatistics, statistics_of
 from esper.leyline.slot_table import SlotTable
-from esper.tolaria.minibatch import Learner
+from esper.tolaria.minibatch import Learner, MinibatchResult
 from esper.tolaria.objective import Objective
 from esper.tolaria.precision import Precision
 
@@ -40,43 +40,40 @@ class UnreadEpoch:
     def __init__(self, learner: Learner, objective: Objective) -> None:
         self._learner = learner
         self._objective = objective
-        self._losses: list[Tensor] = []
+        self._results: list[MinibatchResult] = []
         self._scores: list[Tensor] = []
-        self._norms: list[Tensor] = []
-        self._seed_norms: list[Tensor] = []
-        self._shadow_losses: list[Tensor] = []
-        self._seeds: dict[int, Tensor] = {}
 
     def train(self, x: Tensor, y: Tensor, *, last: bool) -> None:
         """Train on one minibatch; the last one measures the seeds' gradients."""
         result = self._learner.run(x, y, measure=last, look=False)
-        self._losses.append(result.loss)
         self._scores.append(self._objective.sample_scores(result.output, y).mean())
-        self._norms.append(result.host_norm)
-        self._seed_norms += result.seed_norms
-        self._shadow_losses += result.shadow_losses
-        self._seeds = result.seeds
+        del result.output  # the outputs of a whole epoch would take too much memory
+        self._results.append(result)
 
     def read(self) -> EpochTraining | None:
         """Return the results of the epoch; ``None`` if one of them is non-finite."""
-        if not self._losses:
+        results = self._results
+        if not results:
             return EpochTraining(math.nan, math.nan, math.nan, 0, {})
         losses, scores, norms, seed_norms, others = _read(
-            self._losses, self._scores, self._norms, self._seed_norms, self._shadow_losses + self._weights()
+            [result.loss for result in results],
+            self._scores,
+            [result.host_norm for result in results],
+            [norm for result in results for norm in result.seed_norms],
+            [loss for result in results for loss in result.shadow_losses] + self._weights(),
         )
         precision = self._learner.precision
         # A gradient that overflowed its scale has been handled by the scaler.
         checked = losses + others + ([] if precision.scales else norms + seed_norms)
         if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
-        seeds = {slot: statistics_of(found) for slot, found in self._seeds.items()}
+        seeds = {slot: statistics_of(found) for slot, found in results[-1].seeds.items()}
         return _summary(losses, scores, norms, precision, seeds)
 
     def _weights(self) -> list[Tensor]:
         """Return the norms of incubating seeds' weights: tanh and ReLU hide infinite ones."""
         model = self._learner.model
-        grafts = [model.slot(slot).graft for slot in model.incubating]
-        own = [tensor for graft in grafts if graft is not None for tensor in graft.floats()]
+        own = [tensor for slot in model.incubating for tensor in model.slots[slot].held.floats()]
         return list(torch._foreach_norm(own)) if own else []
 
 

@@ -30,13 +30,13 @@ from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.undo import Undo
 
 SEED_WARMUP: Final = 32
-"""Minibatches over which the rate of a new seed rises in a ``wsd`` schedule."""
+"""Minibatches over which the learning rate of a new seed rises in a ``wsd`` schedule."""
 COUNTERFACTUAL_SHARE: Final = 0.05
 """Largest share of a budget that is spent on measuring contributions."""
 
 
 class HostTraining:
-    """Builds the host of an episode, trains it epoch by epoch and measures it; decides nothing."""
+    """Network of one episode with its data, optimiser and compute meter; actions are chosen elsewhere."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class HostTraining:
         self.minibatches = 0
         """Number of minibatches trained so far."""
         self._batches_at_birth = [0] * task.num_slots
-        """The same number at the birth of each slot's seed."""
+        """Number of minibatches that were trained before the birth of each slot's seed."""
         self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
@@ -110,8 +110,12 @@ class HostTraining:
                 f" minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
             )
 
-    def follow_rollback(self, stayed: Sequence[int]) -> None:
-        """Keep the compute of the seeds in the slots ``stayed``, which a rollback has not changed."""
+    def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
+        """Restart the random streams after rollback ``number`` and count compute of removed seeds as pruned.
+
+        The rollback has not changed the seeds in the slots ``stayed``.
+        """
+        self.begin_streams("rollback", str(number))
         self.meter.follow_model(stayed)
 
     def batch_loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -219,7 +223,7 @@ class HostTraining:
     def _before_batch(self, number: int) -> bool:
         """Set all learning rates for minibatch ``number``, count it, and return whether it is the last."""
         task, base, epoch = self._task, self.instance.learning_rate, self._epoch
-        now = epoch + number / len(self.chosen)  # in steps
+        now = epoch + number / len(self.chosen)  # in epochs
         wsd = task.schedule == "wsd"
 
         def rate(born: int, batches: int, warmup: int) -> float:
@@ -274,7 +278,7 @@ class HostTraining:
             elif move.target is Stage.PRUNED:
                 self.meter.removed(move.slot)
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- commit and test ----------------------------------------------------------------------
 
     def commit(self) -> list[StageMove]:
         """Fossilize held seeds that pass gate G5, remove all other live seeds, unlock the test split."""
@@ -315,7 +319,7 @@ class HostTraining:
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Restore ``weights``, whatever was done since."""
+        """Return to ``weights``, even if seeds were planted or removed since."""
         self.model.load_state(weights["model"])
         self._groups.load_state(weights["optimiser"], self.model.seed_parameters)
         self.precision.load_state(weights["scales"])
