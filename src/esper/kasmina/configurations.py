@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.kasmina.batch_norm import recalibrated
+from esper.kasmina.batch_norm import kept_statistics, recalibrate
 from esper.kasmina.network import MorphogeneticModel
 
 Prefix = tuple[bool, ...]
@@ -110,9 +110,11 @@ def outputs_by_replay(
 ) -> Iterator[ConfigurationOutput]:
     """Yield the outputs of any network by one forward pass per configuration.
 
-    With ``calibration`` inputs every configuration has batch statistics of its own.
+    With ``calibration`` inputs the batch-normalisation statistics are recomputed for every configuration.
     """
     for row, configuration in enumerate(configurations):
         off = [slot for slot, on in zip(slots, configuration, strict=True) if not on]
-        with model.taking_part(model.without(*off)), recalibrated(model, calibration):
+        with model.taking_part(model.without(*off)), kept_statistics(model):
+            if calibration is not None:
+                recalibrate(model, calibration)
             yield ConfigurationOutput(row, slice(0, len(x)), model(x))

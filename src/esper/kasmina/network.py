@@ -114,15 +114,14 @@ class MorphogeneticModel(nn.Module):
     @contextmanager
     def taking_part(self, parts: Sequence[Participation]) -> Iterator[None]:
         """Set the part of every slot in forward passes inside the context."""
-        before = [None if slot.graft is None else slot.graft.participation for slot in self.slots]
+        before = [(slot, slot.graft.participation) for slot in self.slots if slot.graft is not None]
         for slot, part in zip(self.slots, parts, strict=True):
             slot.take_part(part)
         try:
             yield
         finally:
-            for slot, kept in zip(self.slots, before, strict=True):
-                if kept is not None:
-                    slot.take_part(kept)
+            for slot, part in before:
+                slot.take_part(part)
 
     def without(self, *off: int) -> list[Participation]:
         """Return the parts of a pass in which the seeds of the slots ``off`` are inactive."""
@@ -290,8 +289,8 @@ class MorphogeneticModel(nn.Module):
         lifecycle.germinate(self.table, 0, slot, seed, self.rules)
 
     def is_finite(self, slot: int) -> bool:
-        """Return whether every weight of the seed in ``slot`` is finite."""
-        return self.slots[slot].is_finite
+        """Return whether every weight and statistic of the seed in ``slot`` is finite."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.slots[slot].held.floats())
 
     def host_parameters(self) -> list[nn.Parameter]:
         """Return the host's parameters, without those of seeds."""

@@ -48,28 +48,6 @@ def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[s
     return known_here | place._asdict()
 
 
-def transition_rows(
-    place: RowKey, moves: Sequence[StageMove], score: float | None
-) -> Iterator[TransitionRow]:
-    """Yield one row per stage move; ``score`` is the last validation score."""
-    for move in moves:
-        yield TransitionRow(
-            **place._asdict(),
-            slot=move.slot,
-            seed=move.seed_id,
-            blueprint=move.blueprint,
-            from_stage=int(move.origin),
-            to_stage=int(move.target),
-            cause=move.cause,
-            reason=move.reason,
-            gate=move.verdict.gate if move.verdict else None,
-            passed=list(move.verdict.passed) if move.verdict else [],
-            score=score,
-            contribution=known(move.contribution),
-            age=move.age,
-        )
-
-
 def counterfactual_rows(
     place: RowKey, result: Contributions, in_forward: BoolArray
 ) -> Iterator[CounterfactualRow]:
@@ -150,9 +128,24 @@ class Recorder:
             self.emit([msgspec.structs.replace(self._decision, **columns)])
 
     def moves(self, moves: Sequence[StageMove], score: float | None) -> None:
-        """Emit one row per stage move."""
-        if self.sink is not None:
-            self.emit(transition_rows(self._key(), moves, score))
+        """Emit one row per stage move; ``score`` is the last validation score."""
+        for move in moves:
+            row = TransitionRow(
+                **self._key()._asdict(),
+                slot=move.slot,
+                seed=move.seed_id,
+                blueprint=move.blueprint,
+                from_stage=int(move.origin),
+                to_stage=int(move.target),
+                cause=move.cause,
+                reason=move.reason,
+                gate=move.verdict.gate if move.verdict else None,
+                passed=list(move.verdict.passed) if move.verdict else [],
+                score=score,
+                contribution=known(move.contribution),
+                age=move.age,
+            )
+            self.emit([row])
 
     def interventions(self, interventions: Iterable[Intervention], score: float | None) -> None:
         """Emit the stage moves and alerts of interventions by the governor."""

@@ -204,13 +204,9 @@ def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]
     width = shape[1] if topology == "feature_map" else shape[-1]
     is_block = output.holder == "tensor" and _is_block(net.get_submodule(carrier), found)
     block = carrier if is_block else None
-    return Site(name, carrier, topology, width, shape, output, swap, block, _is_channels_last(features))
-
-
-def _is_channels_last(features: Tensor) -> bool:
-    if features.ndim != 4:
-        return False
-    return features.is_contiguous(memory_format=torch.channels_last) and not features.is_contiguous()
+    channels_last = topology == "feature_map" and not features.is_contiguous()
+    channels_last = channels_last and features.is_contiguous(memory_format=torch.channels_last)
+    return Site(name, carrier, topology, width, shape, output, swap, block, channels_last)
 
 
 def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:

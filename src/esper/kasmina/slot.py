@@ -1,10 +1,8 @@
-"""Slots: child modules of a network's submodules that hold one seed each and add it in a forward hook.
+"""Slots: child modules that hold one seed each and blend it into their parent's output in a forward hook.
 
 As a child module the seed is part of ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and
-pickling. An empty slot has no tensors and no hook: it costs nothing, keeps every key of the state dict, and
-leaves torch's fused layers, which look for hooks, as they are.
-
-Stage, age and alpha belong to the slot table; the slot keeps what torch needs.
+pickling. An empty slot has no tensors and no hook: it costs no time, adds no key to the state dict, and does
+not disable torch's fused layers. Stage, age and alpha are stored in the slot table.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ RESERVED: Final = SEED_NAME
 
 
 class SeedSlot(nn.Module):
-    """Room for one seed after the submodule that has this slot as a child.
+    """Place for one seed after the submodule that has this slot as a child.
 
     Args:
         site: Position of the slot in the network.
@@ -58,7 +56,7 @@ class SeedSlot(nn.Module):
         self.token = token
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
-        """Kept: only an unpickled handle reserves its hook's number in a new process."""
+        """Handle of the hook; it must be pickled too, because it reserves the hook's number in a new process."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
@@ -72,7 +70,7 @@ class SeedSlot(nn.Module):
             self.graft.take_part(participation)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a parent that runs all its children in turn; the hook does the work."""
+        """Raise HostError: only the hook runs a seed, and the parent must not call its children in turn."""
         raise HostError(
             f"the submodule at '{self.site.path}' runs all its children in turn, its slot among them; name"
             " the child that comes last as the slot"
@@ -144,12 +142,6 @@ class SeedSlot(nn.Module):
             forget_compiled()
 
     @property
-    def is_finite(self) -> bool:
-        """Whether every weight and statistic of the seed is finite."""
-        floats = [] if self.graft is None else self.graft.floats()
-        return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
-
-    @property
     def seed(self) -> nn.Module | None:
         """The seed module; None in an empty slot."""
         return None if self.graft is None else self.graft.seed
@@ -177,7 +169,7 @@ class SeedSlot(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
-        """Return a graft of this description with arbitrary weights, not attached; keeps all random states."""
+        """Return a graft of this description with arbitrary weights, not attached; keeps the random state."""
         blueprint, style = described(description)
         spec = blueprint_named(blueprint, self.site.topology)
         with TorchStream(0):

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.health import GradientStatistics, statistics_of
+from esper.kasmina.recovery import Recovery
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.minibatch import Learner, MinibatchResult
 from esper.tolaria.objective import Objective
@@ -97,21 +97,11 @@ def _summary(
     return EpochTraining(*means, skipped, seeds, broken, precision.take_skipped_steps())
 
 
-class Supervisor(Protocol):
-    """Removes seeds that break while an epoch is trained."""
-
-    def remove_broken(self, slots: list[int]) -> None:
-        """Remove incubating seeds that are no longer finite; the host is not affected."""
-
-    def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
-        """Remove the seeds that made a minibatch non-finite; return whether there was one."""
-
-
 def train_looking(
     learner: Learner,
     batches: Iterable[tuple[Tensor, Tensor]],
     objective: Objective,
-    supervisor: Supervisor,
+    recovery: Recovery,
     before_batch: Callable[[int], bool],
 ) -> EpochTraining:
     """Train on ``batches`` and check each of them.
@@ -120,7 +110,7 @@ def train_looking(
         learner: Network and optimiser.
         batches: Inputs and targets.
         objective: Loss and score of the task.
-        supervisor: Removes seeds that make a minibatch non-finite.
+        recovery: Removes seeds that make a minibatch non-finite.
         before_batch: Called with the number of a minibatch; returns whether it is the last one.
     """
     losses, scores, norms, skipped, broken = [], [], [], 0, False
@@ -128,10 +118,10 @@ def train_looking(
     for number, (x, y) in enumerate(batches):
         result = learner.run(x, y, measure=before_batch(number), look=True)
         if result.broken:
-            supervisor.remove_broken(result.broken)
+            recovery.remove_broken(result.broken)
         if result.skipped:
             skipped += 1
-            broken = not supervisor.remove_guilty(x, y)
+            broken = not recovery.remove_guilty(x, y)
             if broken:
                 break
             continue

@@ -14,6 +14,7 @@ from esper.kasmina.compute import FlopMeter
 from esper.kasmina.contributions import Contributions, Scorer, measure, score_samples
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
+from esper.kasmina.recovery import Recovery
 from esper.kasmina.schedules import DECAY_SHARE, cosine_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
 from esper.leyline.rows import StageMove
@@ -22,12 +23,12 @@ from esper.leyline.stages import Stage
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.data import Samples
 from esper.tolaria.devices import Amp, WorkQueue
-from esper.tolaria.epoch import EpochTraining, Supervisor, UnreadEpoch, train_looking
+from esper.tolaria.epoch import EpochTraining, UnreadEpoch, train_looking
 from esper.tolaria.minibatch import Learner
 from esper.tolaria.precision import Precision
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.undo import Undo
+from esper.tolaria.undo import undo_of
 
 SEED_WARMUP: Final = 32
 """Minibatches over which the learning rate of a new seed rises in a ``wsd`` schedule."""
@@ -154,7 +155,7 @@ class HostTraining:
         self._trained += 1
         self.seconds += time.perf_counter() - began
 
-    def end_epoch(self, supervisor: Supervisor) -> EpochTraining:
+    def end_epoch(self, recovery: Recovery) -> EpochTraining:
         """Read the results of the epoch and advance the counters of the slots.
 
         A non-finite epoch is undone and run again with a check of every minibatch.
@@ -163,7 +164,11 @@ class HostTraining:
         trained = self._unread.read()
         if trained is None:
             self._start()
-            trained = self._train_looking(supervisor)
+            batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
+            with self._host_stream:
+                trained = train_looking(
+                    self._learner, batches, self._task.objective, recovery, self._before_batch
+                )
         del self._start
         actuator.tick(self.model)
         self.close_growth(self._epoch + 1)
@@ -174,19 +179,14 @@ class HostTraining:
         x = self.splits.train.scaled(inputs)
         return shifted_and_flipped(x, self._augmenting) if self._task.augment else x
 
-    def _train_looking(self, supervisor: Supervisor) -> EpochTraining:
-        batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
-        with self._host_stream:
-            return train_looking(self._learner, batches, self._task.objective, supervisor, self._before_batch)
-
     def _keep_start(self) -> Callable[[], None]:
         """Return a function that undoes the coming epoch, as long as no seed is planted or removed."""
-        undo, scales, meter = Undo(self.model, self.optimiser), self.precision.state(), self.meter.state()
+        undo, scales, meter = undo_of(self.model, self.optimiser), self.precision.state(), self.meter.state()
         streams = self._host_stream.get_state(), self._augmenting.get_state()
         batches = self.minibatches
 
         def restore() -> None:
-            undo.restore()
+            undo()
             self.precision.load_state(scales)
             self.precision.take_skipped_steps()
             self.meter.load_state(meter)
@@ -295,14 +295,8 @@ class HostTraining:
 
     def _scorer(self, samples: Samples) -> Scorer:
         objective = self._task.objective
-        return score_samples(
-            self.model,
-            samples.x,
-            samples.y,
-            objective.sample_scores,
-            objective.sample_losses,
-            self._calibration(),
-        )
+        scores, losses = objective.sample_scores, objective.sample_losses
+        return score_samples(self.model, samples.x, samples.y, scores, losses, self._calibration())
 
     def _calibration(self) -> Tensor | None:
         """Return inputs for batch-normalisation statistics; None without batch normalisation."""

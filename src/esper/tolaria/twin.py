@@ -58,8 +58,9 @@ def twin_scores(
     if kept is not None:
         return kept
     try:
-        where = {"env": env, "episode": episode, "attempt": attempt}
-        report = run_without_growth(task, rng_seed=rng_seed, compute=compute, **where)
+        report = run_without_growth(
+            task, rng_seed=rng_seed, env=env, episode=episode, attempt=attempt, compute=compute
+        )
         if report.cut_short:
             raise DivergedError(f"its host broke down {report.rollbacks} times; lower the learning rate")
     except DivergedError as error:

@@ -1,5 +1,6 @@
 """Undo of one epoch: a snapshot that is valid as long as no seed is planted or removed."""
 
+from collections.abc import Callable
 from itertools import chain
 
 import torch
@@ -9,20 +10,18 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import clone_tree
 
 
-class Undo:
-    """Weights, statistics, optimiser state and random streams of a network at the time of construction."""
+def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], None]:
+    """Return a function that restores weights, statistics, optimiser state and random streams once."""
+    tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
+    values = [tensor.clone() for tensor in tensors]
+    state = clone_tree(dict(optimiser.state))
+    streams = [(slot.stream, slot.stream.get_state()) for slot in model.slots if slot.stream is not None]
 
-    def __init__(self, model: MorphogeneticModel, optimiser: Optimizer) -> None:
-        self._tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
-        self._values = [tensor.clone() for tensor in self._tensors]
-        self._optimiser, self._state = optimiser, clone_tree(optimiser.state)
-        streams = [slot.stream for slot in model.slots if slot.stream is not None]
-        self._streams = [(stream, stream.get_state()) for stream in streams]
-
-    def restore(self) -> None:
-        """Return to the snapshot; this can be done once."""
-        torch._foreach_copy_(self._tensors, self._values)
-        self._optimiser.state.clear()
-        self._optimiser.state.update(self._state)
-        for stream, position in self._streams:
+    def restore() -> None:
+        torch._foreach_copy_(tensors, values)
+        optimiser.state.clear()
+        optimiser.state.update(state)
+        for stream, position in streams:
             stream.set_state(position)
+
+    return restore
