@@ -160,7 +160,7 @@ class RecordedEnv(MorphEnv):
 
     def step(self, action: IntArray) -> EnvFacts:
         facts = super().step(action)
-        self.record_decision()
+        self.recorder.decision()
         return facts
 
 

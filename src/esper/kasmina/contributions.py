@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.kasmina.batch_norm import (
@@ -30,10 +29,9 @@ from esper.kasmina.configurations import ConfigurationOutput, Prefix, outputs_by
 from esper.kasmina.dry_run import call, kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError, HostError
+from esper.leyline.factored_actions import BoolArray, FloatArray
 from esper.leyline.slot_table import SlotTable
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 Order = tuple[int, ...]
 """Permutation of the measured seeds."""
 Scorer = Callable[[Sequence[int], BoolArray], tuple[FloatArray, FloatArray]]
@@ -57,7 +55,7 @@ class Contributions:
     """
 
     slots: tuple[int, ...]
-    configurations: NDArray[np.bool_]
+    configurations: BoolArray
     """``[configuration, n]``: on/off state of the measured seeds."""
     scores: FloatArray
     losses: FloatArray
@@ -91,9 +89,9 @@ class Contributions:
         best = np.nan_to_num(self.interactions).max(axis=1, initial=0.0)
         return np.where(self._all_partners_known(), best, np.nan)
 
-    def _all_partners_known(self) -> NDArray[np.bool_]:
+    def _all_partners_known(self) -> BoolArray:
         partners = len(self.slots) - 1
-        known: NDArray[np.bool_] = (~np.isnan(self.interactions)).sum(axis=1) == partners
+        known: BoolArray = (~np.isnan(self.interactions)).sum(axis=1) == partners
         return known & (partners > 0)
 
 

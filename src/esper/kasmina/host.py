@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
@@ -70,8 +69,3 @@ class Host(nn.Module):
         for segment in self.segments:
             x = segment(x)
         return x
-
-
-def floats(*shape: int) -> Tensor:
-    """Return a tensor of different values from −1 to 1."""
-    return torch.linspace(-1.0, 1.0, torch.Size(shape).numel()).view(shape)

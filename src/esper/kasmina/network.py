@@ -376,17 +376,11 @@ class MorphogeneticModel(nn.Module):
         for name, array in table.arrays().items():
             array[0] = state["table"][name]
         for index in sorted(range(len(self.slots)), key=lambda i: table.seed_id[0, i]):
-            slot = self.slots[index]
             wanted = None
             if table.occupied[0, index]:
                 blueprint = state["blueprints"][table.blueprint[0, index]]
                 wanted = description_of(blueprint, int(table.style[0, index]))
-            if slot.graft is not None and (
-                wanted is None or not torch.equal(slot.graft.description.cpu(), wanted)
-            ):
-                slot.remove()
-            if slot.graft is None and wanted is not None:
-                slot.hold(slot.rebuilt(wanted, self._like(index)))
+            self.slots[index].match(wanted, self._like(index))
         self.follow_state()
         self.table.assign(table)
         self.sync()

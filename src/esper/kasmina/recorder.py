@@ -42,8 +42,7 @@ class RowKey(NamedTuple):
 
 
 def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of ``row`` that ``place`` and ``source`` have by name; non-finite values are
-    unknown."""
+    """Return the columns of ``row`` that occur in ``place`` or ``source``; non-finite values become None."""
     known_here = {name: known(source[name]) for name in row.__struct_fields__ if name in source}
     return known_here | place._asdict()
 
@@ -51,8 +50,7 @@ def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[s
 def counterfactual_rows(
     place: RowKey, result: Contributions, in_forward: BoolArray
 ) -> Iterator[CounterfactualRow]:
-    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` are all active
-    seeds."""
+    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` marks active seeds."""
     if not result.slots:
         return
     for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
@@ -186,7 +184,7 @@ class Recorder:
     def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:
         """Emit the row of the episode; ``reward`` is its undiscounted return."""
         row = EpisodeRow(
-            **_columns(EpisodeRow, self._key(), self.state() | dict(known_columns)),
+            **_columns(EpisodeRow, self._key(), dict(known_columns) | self.state()),
             total_reward=None if reward is None else known(reward.total),
             reward_terms=None if reward is None else known(dict(reward.terms)),
         )

@@ -56,7 +56,7 @@ class SeedSlot(nn.Module):
         self.token = token
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
-        """Handle of the hook; it must be pickled too, because it reserves the hook's number in a new process."""
+        """Handle of the hook; pickled too, because it reserves the hook's number in a new process."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
@@ -157,16 +157,23 @@ class SeedSlot(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Build the seed that the state describes, or remove the present one, before weights are loaded."""
         wanted = state_dict.get(f"{prefix}graft.description")
-        if self.graft is not None and (wanted is None or not torch.equal(self.graft.description, wanted)):
-            if wanted is None:
-                GrowthWarning.issue(
-                    f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
-                )
-            self.remove()
-        if self.graft is None and wanted is not None:
-            like = next(self.parent[0].parameters(), state_dict[f"{prefix}graft.alpha"])
-            self.hold(self.rebuilt(wanted, like))
+        if self.graft is not None and wanted is None:
+            GrowthWarning.issue(
+                f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
+            )
+        self.match(wanted, next(self.parent[0].parameters(), state_dict.get(f"{prefix}graft.alpha")))
         super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def match(self, description: Tensor | None, like: Tensor | None) -> None:
+        """Hold a seed of this description, or none; keep the present seed if it matches.
+
+        A new seed has arbitrary weights, with the device and dtype of ``like``.
+        """
+        kept = None if self.graft is None else self.graft.description.cpu()
+        if kept is not None and (description is None or not torch.equal(kept, description.cpu())):
+            self.remove()
+        if self.graft is None and description is not None and like is not None:
+            self.hold(self.rebuilt(description, like))
 
     def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
         """Return a graft of this description with arbitrary weights, not attached; keeps the random state."""

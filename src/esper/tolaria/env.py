@@ -30,7 +30,7 @@ from esper.leyline.factored_actions import (
     check_actions,
 )
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.protocols import EventSink, PolicyOutput, Reward
+from esper.leyline.protocols import EventSink, Reward
 from esper.leyline.rows import StageMove
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts
@@ -260,7 +260,6 @@ class MorphEnv:
             cut_short=self.epoch < self.task.horizon,
         )
         columns = asdict(report) | {
-            "op_counts": list(report.op_counts),
             "twin_val_score": self._twin_score(),
             "ended_by": "governor" if report.cut_short else "horizon",
             "seconds": time.perf_counter() - self._began,
@@ -275,10 +274,6 @@ class MorphEnv:
 
     def _twin_score(self) -> float | None:
         return None if self._twin_scores is None else self._twin_scores[self.epoch]
-
-    def record_decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
-        """Emit the row of the last decision, with the policy's output and the reward."""
-        self.recorder.decision(policy, reward)
 
     def _record_moves(self, moves: Sequence[StageMove]) -> None:
         self.host.count(moves)

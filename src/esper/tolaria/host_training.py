@@ -3,17 +3,20 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from esper.kasmina import actuator
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.compute import FlopMeter
 from esper.kasmina.contributions import Contributions, Scorer, measure, score_samples
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.optimizer_groups import OptimizerGroups
+from esper.kasmina.optimizer_groups import OptimizerGroups, clone_tree
 from esper.kasmina.recovery import Recovery
 from esper.kasmina.schedules import DECAY_SHARE, cosine_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
@@ -28,7 +31,6 @@ from esper.tolaria.minibatch import Learner
 from esper.tolaria.precision import Precision
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.undo import undo_of
 
 SEED_WARMUP: Final = 32
 """Minibatches over which the learning rate of a new seed rises in a ``wsd`` schedule."""
@@ -343,6 +345,26 @@ class HostTraining:
         self.learning_rate = state["learning_rate"]
         self.minibatches, *self._batches_at_birth = state["batches"]
         self.meter.load_state(state["meter"])
+
+
+def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], None]:
+    """Return a function that restores weights, statistics, optimiser state and random streams once.
+
+    It is valid as long as no seed is planted or removed.
+    """
+    tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
+    values = [tensor.clone() for tensor in tensors]
+    state = clone_tree(dict(optimiser.state))
+    streams = [(slot.stream, slot.stream.get_state()) for slot in model.slots if slot.stream is not None]
+
+    def restore() -> None:
+        torch._foreach_copy_(tensors, values)
+        optimiser.state.clear()
+        optimiser.state.update(state)
+        for stream, position in streams:
+            stream.set_state(position)
+
+    return restore
 
 
 def train_together(hosts: Sequence[HostTraining]) -> None:

@@ -96,7 +96,7 @@ class SerialVector:
     def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
         """Emit the rows of the last decisions, with the policy's output for each environment."""
         for row in self._stepped:
-            self.envs[row].record_decision(None if outputs is None else outputs[row])
+            self.envs[row].recorder.decision(None if outputs is None else outputs[row])
 
     def finish(self) -> list[EpisodeReport]:
         """Return the reports of the committed networks."""

@@ -1,12 +1,13 @@
 """Small convolutional hosts: GroupNorm throughout, memory format ``channels_last``."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.host import Host, floats
+from esper.kasmina.host import Host
 from esper.leyline.errors import HostError
 
 CHANNELS_PER_GROUP = 8
@@ -38,7 +39,8 @@ class _ImageHost(Host):
     channels_last = True
 
     def sample_input(self, batch: int) -> Tensor:
-        return floats(batch, *self.spec["input_shape"])
+        shape = (batch, *self.spec["input_shape"])
+        return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
 
 class CNNHost(_ImageHost):
