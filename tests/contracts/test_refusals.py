@@ -147,9 +147,11 @@ def test_blueprint_is_not_selectable_if_it_fits_no_slot_and_unfit_where_only_ano
 def test_multiple_of_restricts_a_blueprint_to_fitting_widths() -> None:
     with registered("pairs", non_zero, multiple_of=2):
         spec = blueprint_named("pairs", "feature_map")
-        assert [width for width in range(1, 7) if spec.fits(width)] == [2, 4, 6]
+        assert [width for width in range(1, 7) if spec.fits(width, copyable=True)] == [2, 4, 6]
         assert spec.index not in begin("images", 9).model.action_space.blueprints
-    assert all(spec.fits(7) for spec in specs_for("feature_map")), "built-in blueprints fit every feature map"
+    assert all(spec.fits(7, copyable=True) for spec in specs_for("feature_map")), (
+        "built-in blueprints fit every feature map"
+    )
     with pytest.raises(
         BlueprintError, match=r"multiple_of must be 1 or more; blueprint 'none' has 0\. Leave it out"
     ):

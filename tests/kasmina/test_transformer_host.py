@@ -39,7 +39,7 @@ def test_input_and_output_share_one_embedding_also_in_a_deep_copy() -> None:
 @pytest.mark.parametrize("after", [(0,), (1, 1), (2,), (0, 2), (1, 2), (0, 1, 2)])
 def test_slots_after_any_layers_leave_the_output_unchanged_while_empty(after: tuple[int, ...]) -> None:
     network = host(slots_after=after)
-    assert network.slot_config.num_slots == len(after)
+    assert len(network.sites) == len(after)
     model = MorphogeneticModel(network)
     assert [site.width for site in model.sites] == [8] * len(after)
     assert blueprint_names(["tokens"]) == model.action_space.blueprint_names

@@ -4,13 +4,13 @@ The running statistics of training do not fit a network with a seed switched off
 that reason alone, and the contribution of the seed would be overestimated."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.kasmina.dry_run import kept_modes
+from esper.kasmina.dry_run import kept_buffers, kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError
 
@@ -55,12 +55,6 @@ def recalibrate(model: MorphogeneticModel, inputs: Tensor) -> None:
             model(inputs[:CALIBRATION_SAMPLES])
 
 
-@contextmanager
-def kept_statistics(model: nn.Module) -> Iterator[None]:
+def kept_statistics(model: nn.Module) -> AbstractContextManager[None]:
     """Restore the running statistics on exit."""
-    kept = [(buffer, buffer.clone()) for layer in batch_norms(model) for buffer in layer.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, before in kept:
-            buffer.copy_(before)
+    return kept_buffers(buffer for layer in batch_norms(model) for buffer in layer.buffers())

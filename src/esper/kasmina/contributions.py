@@ -25,7 +25,7 @@ from esper.kasmina.batch_norm import (
     fresh_statistics,
     kept_statistics,
 )
-from esper.kasmina.configurations import ConfigurationOutput, Prefix, outputs_by_prefix, outputs_by_replay
+from esper.kasmina.configurations import Prefix, outputs_by_prefix, outputs_by_replay
 from esper.kasmina.dry_run import call, kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError, HostError
@@ -138,18 +138,16 @@ def score_samples(
     check_calibration(model, calibration)
 
     def score(slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
+        count = len(configurations)
+        found: list[list[Tensor]] = [[] for _ in range(2 * count)]
         with evaluating(model):
             if calibration is not None or model.segments is None:
                 outputs = outputs_by_replay(model, x, slots, configurations, calibration)
             else:
                 outputs = outputs_by_prefix(model, x, slots, configurations)
-            return _scored(outputs, len(configurations))
-
-    def _scored(outputs: Iterable[ConfigurationOutput], count: int) -> tuple[FloatArray, FloatArray]:
-        found: list[list[Tensor]] = [[] for _ in range(2 * count)]
-        for row, samples, output in outputs:  # reduced at once: no output is kept
-            found[row].append(sample_scores(output, y[samples]))
-            found[count + row].append(sample_losses(output, y[samples]))
+            for row, samples, output in outputs:  # reduced at once: no output is kept
+                found[row].append(sample_scores(output, y[samples]))
+                found[count + row].append(sample_losses(output, y[samples]))
         read = torch.cat([part for parts in found for part in parts]).double().cpu().numpy()
         scores, losses = read.reshape(2, count, len(y))
         return scores, losses

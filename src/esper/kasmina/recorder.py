@@ -177,8 +177,8 @@ class Recorder:
             return
         key, spans = self._key(), {phase: 1000 * span for phase, span in seconds.items()}
         self.emit(counterfactual_rows(key, measured, self._table.in_forward[0]))
-        times = {"ms": sum(spans.values()), "phase_ms": spans}
-        self.emit([EpochRow(**_columns(EpochRow, key, asdict(facts)), **columns, **times)])
+        columns |= {"ms": sum(spans.values()), "phase_ms": spans}
+        self.emit([EpochRow(**_columns(EpochRow, key, asdict(facts)), **columns)])
         self.emit(seed_rows(key, self._table))
 
     def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:

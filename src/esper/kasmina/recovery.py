@@ -180,10 +180,9 @@ class Recovery:
         return bool(guilty)
 
     def _explains(self, slot: int, x: Tensor, y: Tensor) -> bool:
-        """Return whether the live seed at ``slot`` is non-finite, or loss and gradient are finite without
-        it."""
+        """Return whether ``slot`` has a live seed that is non-finite, or without which all is finite."""
         model = self._trained.model
-        if not self._trained.model.table.live[0, slot]:
+        if not model.table.live[0, slot]:
             return False
         if not model.is_finite(slot):
             return True

@@ -95,7 +95,12 @@ class HostTraining:
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
         """FLOPs of a minibatch in the last step; less than that remains of its budget."""
         self.budget = task.budget_of(self.instance)
-        self._check_budget()
+        steps, cost = task.horizon, self.minibatch_flops
+        if self.budget is not None and self.budget < steps * cost:
+            raise HostError(
+                f"a budget of {self.budget:,} FLOP gives each of {steps} steps {self.budget // steps:,}, and"
+                f" one minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
+            )
         self.minibatches = 0
         """Number of minibatches trained so far."""
         self._batches_at_birth = [0] * task.num_slots
@@ -104,14 +109,6 @@ class HostTraining:
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
         self.begin_streams()
-
-    def _check_budget(self) -> None:
-        budget, steps, cost = self.budget, self._task.horizon, self.minibatch_flops
-        if budget is not None and budget < steps * cost:
-            raise HostError(
-                f"a budget of {budget:,} FLOP gives each of {steps} steps {budget // steps:,}, and one"
-                f" minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
-            )
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
         """Restart the random streams after rollback ``number`` and count compute of removed seeds as pruned.
