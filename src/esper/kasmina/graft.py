@@ -45,10 +45,10 @@ class Participation(NamedTuple):
 
 
 class Gate(nn.Module):
-    """A learned factor in (0, 1) per position.
+    """Learned factor in (0, 1) per position.
 
     It starts as a constant: its gradient is proportional to the delta, which is zero at birth, so random
-    initial weights would dominate what it learns first."""
+    initial weights would change late."""
 
     def __init__(self, width: int, topology: Topology) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def pure_change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Mo
 
 
 class Graft(nn.Module):
-    """A new seed with its gate as a forward hook: ``h + alpha * change(h)``.
+    """New seed with its gate as a forward hook: ``h + alpha * change(h)``.
 
     Args:
         site: Position of the slot.
@@ -105,8 +105,7 @@ class Graft(nn.Module):
         self.site = site
         self.operator = STYLE_OPERATORS[style]
         self.seed = spec.build(block if spec.copies and block is not None else site.width)
-        gated = self.operator is BlendOperator.GATE
-        self.gate = Gate(site.width, site.topology) if gated else None
+        self.gate = Gate(site.width, site.topology) if self.operator is BlendOperator.GATE else None
         self.swap = None if spec.copies else site.swap
         """Axes to transpose before the seed receives the features; a copied block takes them as they are."""
         self.stream: TorchStream | None = None

@@ -195,10 +195,7 @@ def tick(table: SlotTable, env: int) -> None:
 
 def advance(table: SlotTable, env: int, rules: LifecycleRules) -> list[StageMove]:
     """Advance alpha ramps and make the moves that need no decision, upstream slots first."""
-    moves: list[StageMove] = []
-    for slot in range(table.num_slots):
-        moves += _advance_slot(table, env, slot, rules)
-    return moves
+    return [move for slot in range(table.num_slots) for move in _advance_slot(table, env, slot, rules)]
 
 
 def _advance_slot(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> list[StageMove]:

@@ -137,14 +137,12 @@ class OptimizerGroups:
 
     def near(self, path: str) -> list[list[nn.Parameter]]:
         """Return the host's parameters layer by layer: at ``path``, then upstream, then downstream."""
-        own = host_parameters(self._net.get_submodule(path))
         here = self.calls.get(path, -1)
         before = [p for p, position in self.calls.items() if position < here]
         after = [p for p, position in self.calls.items() if position > here]
-        layers = [own]
-        layers += [
-            list(self._net.get_submodule(p).parameters(recurse=False)) for p in (*before[::-1], *after)
-        ]
+        others = [self._net.get_submodule(p) for p in (*before[::-1], *after)]
+        layers = [host_parameters(self._net.get_submodule(path))]
+        layers += [list(other.parameters(recurse=False)) for other in others]
         layers.append(host_parameters(self._net))  # last, modules that the sample did not run
         return [layer for layer in layers if layer]
 

@@ -1,4 +1,4 @@
-"""Conversion of a network with slots into a plain module that is proved to compute the same.
+"""Conversion of a network with slots into a plain module, with a comparison of their outputs.
 
 A seed becomes a ``torch.fx`` graph of torch modules: a child of its submodule and that submodule's forward
 hook. Class, signature, attributes, containers and other hooks of the network stay, and unpickling it needs no
@@ -210,11 +210,8 @@ class _Tracer(fx.Tracer):
     """Traces through modules of esper and its subclasses; all others stay modules."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not any(_is_ours(type(inner)) for inner in m.modules())
-
-
-def _is_ours(kind: type) -> bool:
-    return any(base.__module__.split(".")[0] == "esper" for base in kind.__mro__)
+        bases = {base for inner in m.modules() for base in type(inner).__mro__}
+        return not any(base.__module__.split(".")[0] == "esper" for base in bases)
 
 
 def graph_of(graft: Graft, where: Output) -> fx.GraphModule:

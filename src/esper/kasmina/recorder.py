@@ -61,19 +61,6 @@ def counterfactual_rows(
         )
 
 
-def seed_rows(place: RowKey, table: SlotTable) -> Iterator[SeedRow]:
-    """Yield one row per occupied slot of a table of one environment."""
-    for slot in np.flatnonzero(table.occupied[0]).tolist():
-        values = {name: column[0, slot].item() for name, column in table.arrays().items()}
-        yield SeedRow(
-            **_columns(SeedRow, place, values),
-            slot=slot,
-            seed=values["seed_id"],
-            freshness=freshness(values["epochs_since_measured"]),
-            params=values["seed_params"],
-        )
-
-
 class Recorder:
     """Counts the decisions about one network and sends rows about it to a sink.
 
@@ -179,7 +166,11 @@ class Recorder:
         self.emit(counterfactual_rows(key, measured, self._table.in_forward[0]))
         columns |= {"ms": sum(spans.values()), "phase_ms": spans}
         self.emit([EpochRow(**_columns(EpochRow, key, asdict(facts)), **columns)])
-        self.emit(seed_rows(key, self._table))
+        for slot in np.flatnonzero(self._table.occupied[0]).tolist():
+            values = {name: column[0, slot].item() for name, column in self._table.arrays().items()}
+            values |= {"slot": slot, "seed": values["seed_id"], "params": values["seed_params"]}
+            values["freshness"] = freshness(values["epochs_since_measured"])
+            self.emit([SeedRow(**_columns(SeedRow, key, values))])
 
     def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:
         """Emit the row of the episode; ``reward`` is its undiscounted return."""
