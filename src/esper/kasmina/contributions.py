@@ -1,8 +1,8 @@
 """Contributions of seeds: the validation score of a network with its seeds switched on and off.
 
-With up to four seeds every configuration is scored, with more each seed is switched off by itself and some
-orders are sampled. A contribution has a paired standard error: all configurations are scored on the same
-samples or batches, and only the differences count.
+With up to four seeds every configuration is scored, with more seeds each is switched off separately and
+some orders are sampled. A contribution has a paired standard error: all configurations are scored on the same
+samples or batches, and the error is that of the differences.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def measure(
     Args:
         slots: Indices of the slots to switch; none scores the present network only.
         score: Scores all configurations on the same samples or batches.
-        generator: Draws permutations where there are too many seeds for all configurations.
-        only_contributions: Switch each seed off by itself and nothing more.
+        generator: Draws permutations if there are too many seeds to score all configurations.
+        only_contributions: Score only the configurations with one seed switched off.
     """
     ordered = tuple(sorted(slots))
     orders = [] if only_contributions else _orders(len(ordered), generator)
@@ -133,7 +133,7 @@ def score_samples(
         y: Targets.
         sample_scores: Score of every sample, higher is better.
         sample_losses: Loss of every sample.
-        calibration: Training inputs, needed where there is batch normalisation.
+        calibration: Training inputs; required for networks with batch normalisation.
     """
     check_calibration(model, calibration)
 
@@ -348,7 +348,7 @@ def attribute(
 def _shapley(
     count: int, orders: Sequence[Order], row_of: dict[Prefix, int], scores: FloatArray
 ) -> FloatArray:
-    """Shapley values (1953): phi_i = mean over ``orders`` of v(those before i, and i) − v(those before i).
+    """Shapley values (1953): phi_i = mean over ``orders`` of v(S + i) − v(S), with S the seeds before i.
 
     Exact if these are all orders, unbiased if they were sampled, NaN if there are none; the sum is
     v(all) − v(none) in every case.

@@ -107,7 +107,7 @@ class Graft(nn.Module):
         self.seed = spec.build(block if spec.copies and block is not None else site.width)
         self.gate = Gate(site.width, site.topology) if self.operator is BlendOperator.GATE else None
         self.swap = None if spec.copies else site.swap
-        """Axes to transpose before the seed receives the features; a copied block takes them as they are."""
+        """Axes to transpose before the seed receives the features; None for a copied block."""
         self.stream: TorchStream | None = None
         """Random stream of dropout in the seed; None draws from torch's global generator."""
         self.stochastic = False

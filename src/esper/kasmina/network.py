@@ -57,7 +57,7 @@ class MorphogeneticModel(nn.Module):
     Args:
         host: Network to grow.
         rules: Lifecycle rules; the defaults unless given.
-        sites: Positions of the slots; those that a built-in host states unless given.
+        sites: Positions of the slots; the sites of a built-in host unless given.
         table: Row of the slot table; a new one unless given.
         streams: Random streams of the slots; derived from rng seed 0 unless given.
         token: Identifier that deep copies of the network share.
@@ -142,7 +142,7 @@ class MorphogeneticModel(nn.Module):
         self.incubating = [i for i in range(len(self.slots)) if stage[i] == Stage.TRAINING]
         """Slots whose seed learns without changing the output."""
         self.blended = [i for i in range(len(self.slots)) if taking_part[i]]
-        """Slots whose seed takes part in the forward pass."""
+        """Slots whose seed is active in the forward pass."""
         segmented = self.segments is not None
         for index, slot in enumerate(self.slots):
             if slot.graft is not None:
@@ -216,7 +216,7 @@ class MorphogeneticModel(nn.Module):
             if source is not None:
                 groups.copy_moments(host_parameters(source), graft.seed.parameters())
             self._inform(slot, graft)
-        except BaseException:  # Ctrl-C too leaves the network as it was
+        except BaseException:  # Ctrl-C too leaves the network unchanged
             self._known.pop(slot, None)
             groups.leave(slot, graft.parameters())
             place.remove()
@@ -293,7 +293,7 @@ class MorphogeneticModel(nn.Module):
         return all(bool(torch.isfinite(tensor).all()) for tensor in self.slots[slot].held.floats())
 
     def host_parameters(self) -> list[nn.Parameter]:
-        """Return the host's parameters, without those of seeds."""
+        """Return the host's parameters, without parameters of seeds."""
         return self._host_parameters
 
     def seed_parameters(self, slot: int) -> list[nn.Parameter]:
@@ -337,7 +337,7 @@ class MorphogeneticModel(nn.Module):
         Seeds are built and checked before anything changes. The caller restores the optimiser groups.
 
         Raises:
-            HostError: The state belongs to another host or is not finite; the network is as it was.
+            HostError: The state belongs to another host or is not finite; the network is unchanged.
         """
         table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
         check_state(self.slots, without_seeds(self.host.state_dict()), state)

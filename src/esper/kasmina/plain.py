@@ -49,7 +49,7 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
         Whether seeds are left as graphs in the network.
 
     Raises:
-        HostError: An output differs; the message names the slot, and the network is as it was.
+        HostError: An output differs; the message names the slot, and the network is unchanged.
     """
     wanted = _outputs(net, sample)
     undone: list[Undo] = []
@@ -69,7 +69,7 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
                     _compare_seed(slot)
                 undone.append(_settle(submodule, slot))
             _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
-    except BaseException:  # Ctrl-C too leaves the network as it was
+    except BaseException:  # Ctrl-C too leaves the network unchanged
         for undo in reversed(undone):
             undo()
         raise
@@ -97,7 +97,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
 
 @contextmanager
 def plain_on_error(finish: Callable[[], nn.Module]) -> Iterator[None]:
-    """Call ``finish`` after an error, so that the caller's network is plain and as far as it was trained."""
+    """Call ``finish`` after an error, so that the caller gets a plain network with the training so far."""
     try:
         yield
     except BaseException as error:
@@ -187,7 +187,7 @@ def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> Undo
 
 
 class _Hook(nn.Module):
-    """The slot's hook in operations that can be traced."""
+    """Forward hook of a slot in operations that ``torch.fx`` can trace."""
 
     alpha: Tensor
 

@@ -58,7 +58,7 @@ class Intervention(NamedTuple):
 
 
 class Recovery:
-    """Checks the epochs of one training and undoes those that broke it.
+    """Check of every epoch of a training, and rollback of epochs that broke it.
 
     Args:
         trained: Network in training.
@@ -203,7 +203,7 @@ class Recovery:
 
 
 def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:
-    """Return the stage moves that lead from the slots before a rollback to those after it."""
+    """Return the stage moves between the slot tables before and after a rollback."""
     changed = (before.stage != after.stage) | (before.seed_id != after.seed_id)
     return [
         StageMove(

@@ -12,7 +12,7 @@ from esper.leyline.errors import BlueprintError
 
 
 def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) -> None:
-    """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the message names those that fit."""
+    """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the message names others."""
     others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(width, copyable=copyable))
     if spec.copies and not copyable:
         raise BlueprintError(

@@ -128,8 +128,7 @@ def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
-    """Raise if the forward pass fails in training mode, or passes a site in another way than in
-    evaluation."""
+    """Raise HostError if the forward pass fails in training mode, or a site returns another type there."""
     calls, _ = dry_forward(net, sample, training=True)
     for site in sites:
         outputs = [each.output for each in calls if each.path == site.path]

@@ -93,7 +93,7 @@ class HostTraining:
         self._learner = Learner(self.model, self.optimiser, task.objective.loss, task.clip, self.precision)
         self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
-        """FLOPs of a minibatch in the last step; less than that remains of its budget."""
+        """FLOPs of a minibatch in the last step; the unspent budget of the step is smaller."""
         self.budget = task.budget_of(self.instance)
         steps, cost = task.horizon, self.minibatch_flops
         if self.budget is not None and self.budget < steps * cost:

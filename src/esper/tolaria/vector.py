@@ -82,7 +82,7 @@ class SerialVector:
         return EpochFacts.stack([self._facts[row] for row in range(len(self.envs))])
 
     def step(self, actions: IntArray) -> EpochFacts:
-        """Step every environment by ``actions [env, 8]``, except those whose episode has ended."""
+        """Step every environment by ``actions [env, 8]``, except environments whose episode has ended."""
         self._stepped = [row for row, env in enumerate(self.envs) if not env.ended]
         if not self._stepped:
             raise RuntimeError("all episodes have ended; call reset() for the next ones")
