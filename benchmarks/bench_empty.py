@@ -9,7 +9,7 @@ from torch import nn
 from benchmarks.bench_step import CLIP, sgd, step_by_hand
 from benchmarks.timing import cpu_times, ratio
 from esper.leyline import BlueprintAction, Stage
-from esper.tolaria.minibatch import train_batch
+from esper.tolaria.minibatch import Learner
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import cnn, digits, grown_model
 
@@ -34,8 +34,8 @@ def bench_a_step_with_nothing_blended(task: str, widths: tuple[int, ...], kernel
     times = cpu_times(
         {
             "bare host": lambda: step_by_hand(bare, bare_optimiser, x, y),
-            "empty slots": lambda: train_batch(empty, empty_optimiser, x, y, loss, clip=CLIP),
-            "one incubating": lambda: train_batch(shadowed, shadowed_optimiser, x, y, loss, clip=CLIP),
+            "empty slots": lambda: Learner(empty, empty_optimiser, loss, clip=CLIP).run(x, y),
+            "one incubating": lambda: Learner(shadowed, shadowed_optimiser, loss, clip=CLIP).run(x, y),
         },
         repeats=40,
     )

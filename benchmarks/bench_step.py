@@ -10,7 +10,7 @@ from benchmarks.timing import cpu_times, ratio
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.slot import detach
 from esper.leyline import BlueprintAction, Stage
-from esper.tolaria.minibatch import train_batch
+from esper.tolaria.minibatch import Learner
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import cnn, digits, grown_model, set_stage
 
@@ -66,7 +66,7 @@ def bench_a_step_with_two_blended_seeds(
 
     times = cpu_times(
         {
-            "esper": lambda: train_batch(model, optimiser, x, y, CLASSIFICATION.loss, clip=CLIP),
+            "esper": lambda: Learner(model, optimiser, CLASSIFICATION.loss, clip=CLIP).run(x, y),
             "by hand": lambda: step_by_hand(network, by_hand, x, y),
         },
         repeats=40,

@@ -20,7 +20,7 @@ from esper.kasmina.actuator import apply_action
 from esper.kasmina.blueprints import specs_for
 from esper.leyline import BLEND_IDS, CANONICAL_ACTION, NUM_STYLES, Head, LifecycleOp, Tempo
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.minibatch import train_batch
+from esper.tolaria.minibatch import Learner
 from esper.tolaria.seeding import TRAINING_SEEDS
 from esper.tolaria.tasks import task_named
 
@@ -47,7 +47,7 @@ def margin(task_name: str, incubated: bool, blueprint: int, style: int, slot: in
         norms = [p.detach().norm().item() for p in env.model.seed_parameters(slot)]
         chosen = env.host._cursor.next()
         x, y = env.host.splits.train.x[chosen], env.host.splits.train.y[chosen]
-        train_batch(env.model, env.host.optimiser, x, y, task.objective.loss, clip=float("inf"))
+        Learner(env.model, env.host.optimiser, task.objective.loss, clip=float("inf")).run(x, y)
     gradients = [p.grad.norm().item() for p in env.model.seed_parameters(slot) if p.grad is not None]
     return min(g / (1e-6 * n + 1e-8) for g, n in zip(gradients, norms, strict=True))
 

@@ -32,7 +32,7 @@ from esper.karn.drawing.picture import Picture
 from esper.karn.resampling import FloatArray, excess, merit, merit_interval, merit_ratio
 from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
-from esper.tolaria.budget_marks import MARKS, run_anytime
+from esper.tolaria.budget_marks import MARKS, branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named
@@ -89,9 +89,10 @@ def run(comparison: Comparison, arm: str, rng_seed: int) -> dict[str, Any]:
     with one_thread():
         if arm.isdigit():
             marks = MARKS[: reach_of(comparison, arm, rng_seed)]
-            answers = run_anytime(task.with_trunk(int(arm)), None, rng_seed=rng_seed, marks=marks)
+            ended = branches(task.with_trunk(int(arm)), None, rng_seed=rng_seed, marks=marks)
         else:
-            answers = run_anytime(task, CountingController(space, 1), rng_seed=rng_seed)
+            ended = branches(task, CountingController(space, 1), rng_seed=rng_seed)
+        answers = {branch.mark: branch.report for branch in ended}
         found = [answers[mark] for mark in MARKS if mark in answers]
         row: dict[str, Any] = {"arm": arm, "rng_seed": rng_seed, "losses": [a.test_loss for a in found]}
         row |= {"val_losses": [a.val_loss for a in found], "params": [a.params for a in found]}
@@ -99,7 +100,7 @@ def run(comparison: Comparison, arm: str, rng_seed: int) -> dict[str, Any]:
         if arm in SWEPT:
             first = tuple(mark / FINER for mark in MARKS[:2])
             finer = replace(task.with_trunk(int(arm)), horizon=FINER * task.horizon)
-            early = run_anytime(finer, None, rng_seed=rng_seed, marks=first)
+            early = {b.mark: b.report for b in branches(finer, None, rng_seed=rng_seed, marks=first)}
             row["early"] = [[early[mark].test_loss, early[mark].val_loss] for mark in first]
     return row
 

@@ -20,7 +20,7 @@ from run import COMPARISONS
 
 from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
-from esper.tolaria.budget_marks import MARKS, run_anytime
+from esper.tolaria.budget_marks import MARKS, branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks import task_named
@@ -56,8 +56,8 @@ def run(job: Job) -> list[float]:
     controller = CountingController(env.action_space, 1) if grows else None
     task = task if grows else task.with_trunk(int(job.arm))
     with one_thread():
-        answers = run_anytime(task, controller, rng_seed=RNG_SEED, marks=MARKS[: job.reach])
-    return [answer.test_loss for answer in answers.values()]
+        found = list(branches(task, controller, rng_seed=RNG_SEED, marks=MARKS[: job.reach]))
+    return [branch.report.test_loss for branch in found]
 
 
 def table(found: dict[Job, list[float]], budget: int, rate: float) -> str:

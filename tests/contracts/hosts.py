@@ -14,7 +14,6 @@ from esper.kasmina import CNNHost, Host
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.hosts import TransformerHost
 from esper.kasmina.sites import Site, find_sites
-from esper.leyline import SlotConfig
 
 CLASSES = 4
 INPUT_SHAPE = (2, 4, 4)
@@ -41,7 +40,6 @@ class BatchHost(Host):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.topology: Topology = "feature_map"
-        self.slot_config = SlotConfig.of_count(2)
         self.feature_shapes = ((width, 4, 4), (width, 2, 2))
         head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, CLASSES))
         body = nn.Sequential(nn.MaxPool2d(2), _stage(width, width))
@@ -75,7 +73,6 @@ class FeatureHost(Host):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.topology: Topology = "features"
-        self.slot_config = SlotConfig.of_count(2)
         self.feature_shapes = ((width,), (width,))
         layers = [_layer(INPUTS, width), _layer(width, width), nn.Linear(width, CLASSES)]
         self.segments = nn.ModuleList(layers)

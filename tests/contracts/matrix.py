@@ -26,7 +26,7 @@ from esper.kasmina.blueprints import Topology, blueprint_named, unregister_bluep
 from esper.kasmina.network import slot_streams
 from esper.kasmina.slot import RESERVED
 from esper.leyline import BLEND_IDS, BlueprintAction, LifecycleRules, Stage
-from esper.tolaria.minibatch import MinibatchResult, train_batch
+from esper.tolaria.minibatch import Learner, MinibatchResult
 from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, VOCABULARY, Kind
 from tests.tolaria.building import plant
 
@@ -93,7 +93,7 @@ class Trial:
         for number in range(first, first + steps):
             restart(number)
             x, y = batch(number, self.topology)
-            results.append(train_batch(self.model, self.optimiser, x, y, loss, clip=CLIP))
+            results.append(Learner(self.model, self.optimiser, loss, clip=CLIP).run(x, y))
         return results
 
     def outputs(self) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina import Host, MorphogeneticModel, register_blueprint
-from esper.kasmina.blueprints import blueprint_named, names_for, specs_for, unregister_blueprint
-from esper.leyline import BlueprintAction, SlotConfig
+from esper.kasmina.blueprints import blueprint_named, blueprint_names, specs_for, unregister_blueprint
+from esper.leyline import BlueprintAction
 from esper.leyline.errors import BlueprintError, SlotError, UnknownNameError
 from tests.contracts.hosts import CLASSES, VOCABULARY
 from tests.contracts.matrix import (
@@ -118,7 +118,6 @@ class Widening(Host):
     """A host for tokens whose slots are six and eight features wide."""
 
     topology = "tokens"
-    slot_config = SlotConfig.of_count(2)
     feature_shapes = ((5, 6), (5, 8))
 
     def __init__(self) -> None:
@@ -148,9 +147,11 @@ def test_blueprint_is_not_selectable_if_it_fits_no_slot_and_unfit_where_only_ano
 def test_multiple_of_restricts_a_blueprint_to_fitting_widths() -> None:
     with registered("pairs", non_zero, multiple_of=2):
         spec = blueprint_named("pairs", "feature_map")
-        assert [width for width in range(1, 7) if spec.fits(width)] == [2, 4, 6]
+        assert [width for width in range(1, 7) if spec.fits(width, copyable=True)] == [2, 4, 6]
         assert spec.index not in begin("images", 9).model.action_space.blueprints
-    assert all(spec.fits(7) for spec in specs_for("feature_map")), "built-in blueprints fit every feature map"
+    assert all(spec.fits(7, copyable=True) for spec in specs_for("feature_map")), (
+        "built-in blueprints fit every feature map"
+    )
     with pytest.raises(
         BlueprintError, match=r"multiple_of must be 1 or more; blueprint 'none' has 0\. Leave it out"
     ):
@@ -183,7 +184,7 @@ def test_blueprint_name_is_refused_if_its_topology_has_it_already() -> None:
             register_blueprint("mine", topology="feature_map")(two_results)
         assert blueprint_named("mine", "feature_map").build is non_zero, "the first one is kept"
         with registered("mine", non_zero, "tokens"):
-            assert "mine" in names_for("tokens"), "each topology has its own names"
+            assert "mine" in blueprint_names(["tokens"]), "each topology has its own names"
     assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [8, 8]
 
 
@@ -192,8 +193,8 @@ def test_user_blueprints_take_the_free_indices_of_their_topology_until_none_is_l
     with ExitStack() as own:
         for letter in "abcd":
             own.enter_context(registered(letter, non_zero))
-        assert names_for("feature_map")[8:] == ("stack", "a", "b", "c", "d")
-        assert names_for("tokens")[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
+        assert blueprint_names(["feature_map"])[8:] == ("stack", "a", "b", "c", "d")
+        assert blueprint_names(["tokens"])[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
         with pytest.raises(
             BlueprintError,
             match=r"no action index is left for blueprint 'f': feature_map hosts take at most 5 blueprints"

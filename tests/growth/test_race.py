@@ -12,8 +12,8 @@ from esper.growth.diagnose import DIAGNOSIS
 from esper.growth.race import Race
 from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
 from esper.kasmina.blueprints import blueprint_named
+from esper.kasmina.graft import Graft
 from esper.kasmina.sites import find_sites
-from esper.kasmina.slot import build_graft
 from esper.leyline.factored_actions import Style
 from tests.growth.diagnosed import Net, features, loaders
 
@@ -64,7 +64,7 @@ def test_a_seed_that_joins_the_control_learns_with_a_copy_of_it() -> None:
     net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
     [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
     control = Runner.control(net, 1e-2)
-    graft = build_graft(site, blueprint_named("lora", "features"), Style.LINEAR_ADD, net)
+    graft = Graft(site, blueprint_named("lora", "features"), Style.LINEAR_ADD, net)
     seed = Runner.candidate(frozen(net), site, graft, 1e-2)
     for runner in (control, seed):
         runner.step(batch, F.mse_loss, 1.0)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from esper.kasmina import lifecycle
 from esper.kasmina.actuator import Outcome, apply_action, settle
 from esper.leyline import LifecycleOp, Stage
-from esper.tolaria.minibatch import MinibatchResult, train_batch
+from esper.tolaria.minibatch import Learner, MinibatchResult
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
 from tests.tolaria.building import action
 
@@ -33,7 +33,7 @@ def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
 def epoch(trial: Trial, x: Tensor, y: Tensor) -> MinibatchResult:
     """Run an epoch of one minibatch: train, tick, record gradients, advance."""
     trial.model.train()
-    result = train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP, measure=True)
+    result = Learner(trial.model, trial.optimiser, loss, clip=CLIP).run(x, y, measure=True)
     table = trial.model.table
     lifecycle.tick(table, 0)
     for slot, norms in result.seeds.items():

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.kasmina.blueprints import blueprint_at
+from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import FlopMeter, PartCost, count_part, flop_counter
 from esper.leyline import BlueprintAction, LifecycleOp, LifecycleRules, Stage, Style
-from esper.tolaria.minibatch import train_batch
+from esper.tolaria.minibatch import Learner
 from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import (
     WAIT,
@@ -45,7 +45,7 @@ def test_flops_of_convolutions_equal_values_worked_by_hand() -> None:
     # A depthwise seed, 4 channels of 8×8, two branches. In each 3×3 per channel: 2·64·9·4 = 4608; 1×1:
     # 2·64·4·4 = 2048. Forward 2·(4608 + 2048) = 13312. Each gradient costs one forward; without the
     # gradient of the input, each of the two depthwise layers computes one gradient less.
-    seed = blueprint_at(DEPTHWISE, "feature_map").build(4)
+    seed = blueprint_named("depthwise", "feature_map").build(4)
     assert count_part(seed, (4, 8, 8)) == PartCost(13312, 2 * 13312, 2 * 13312 - 2 * 4608, 13312)
     # A 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.
     assert count_part(cnn((4, 8, 8)).segments[1], (4, 8, 8)) == PartCost(9216, 2 * 9216, 9216, 9216)
@@ -58,7 +58,7 @@ def test_flops_of_a_token_attention_seed_equal_values_worked_by_hand() -> None:
     # four more products of that size: 5/2 of its forward, for any set of gradients.
     qkv, heads, out = 2 * 1152, 2 * 576, 2 * 384
     forward, attended = qkv + heads + out, 5 * heads // 2
-    seed = blueprint_at(BlueprintAction.ATTENTION, "tokens").build(8)
+    seed = blueprint_named("attention", "tokens").build(8)
     assert count_part(seed, (6, 8)) == PartCost(
         forward, 2 * qkv + attended + 2 * out, qkv + attended + 2 * out, qkv + attended + out
     )
@@ -92,7 +92,7 @@ def count_training(meter: FlopMeter, optimiser: torch.optim.Optimizer, counter: 
     x, y = digits(64)
     meter.model.train()
     with counter:
-        train_batch(meter.model, optimiser, x, y, CLASSIFICATION.loss, clip=5.0)
+        Learner(meter.model, optimiser, CLASSIFICATION.loss, clip=5.0).run(x, y)
     return int(counter.get_total_flops())
 
 

@@ -13,8 +13,8 @@ from esper.kasmina.graft import shadow_size
 from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.network import slot_streams
 from esper.kasmina.sites import find_sites
-from esper.leyline import LifecycleRules, SlotConfig, Stage, Style
-from esper.tolaria.minibatch import train_batch
+from esper.leyline import LifecycleRules, Stage, Style
+from esper.tolaria.minibatch import Learner
 from tests.contracts.hosts import CLASSES, TOKENS, VOCABULARY
 from tests.contracts.matrix import (
     CLIP,
@@ -82,7 +82,6 @@ class InPlace(Host):
     """A host that overwrites the features at its slot."""
 
     topology = "features"
-    slot_config = SlotConfig.of_count(1)
     feature_shapes = ((8,),)
 
     def __init__(self) -> None:
@@ -122,11 +121,11 @@ def test_non_finite_running_statistics_of_a_seed_are_reported(kind: Kind, bad: f
     with registered("normalised", Normalised):
         trial = planted(Case("normalised", 0, kind, 4))
     slot = trial.model.slot(SLOT)
-    assert slot.is_finite
+    assert trial.model.is_finite(SLOT)
     for name, buffer in slot.named_buffers():
         if name.endswith("running_var"):
             buffer[0] = bad
-    assert not slot.is_finite, "in evaluation it would return NaN"
+    assert not trial.model.is_finite(SLOT), "in evaluation it would return NaN"
     assert trial.train(1)[0].broken == [SLOT]
 
 
@@ -214,7 +213,6 @@ class Tied(Host):
     """A host whose embedding is also its output layer and whose middle layer runs twice."""
 
     topology = "tokens"
-    slot_config = SlotConfig.of_count(1)
     feature_shapes = ((TOKENS, 8),)
 
     def __init__(self) -> None:
@@ -334,7 +332,7 @@ def test_seed_that_incubated_by_replay_lowers_the_loss_once_it_is_blended_in() -
             module.p = 0.0
     trial.model.train()
     for _ in range(20):
-        train_batch(trial.model, trial.optimiser, x, y, loss, clip=CLIP)
+        Learner(trial.model, trial.optimiser, loss, clip=CLIP).run(x, y)
     with torch.no_grad():
         without = loss(trial.model(x), y)
         trial.place(Stage.BLENDING, 1.0)

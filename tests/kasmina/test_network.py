@@ -185,7 +185,7 @@ def test_pruned_seed_is_freed_and_the_next_seed_has_new_weights_and_no_optimiser
     first = trial.seed_weights["seed.one.0.weight"].detach().clone()
     trial.train(2)
     slot = trial.model.slot(SLOT)
-    parts = (slot.seed, slot.gate, slot.graft, *slot.parameters())
+    parts = (slot.seed, slot.held.gate, slot.graft, *slot.parameters())
     references = [weakref.ref(part) for part in parts if part is not None]
     del parts
     trial.model.table.age[0, SLOT] = 99

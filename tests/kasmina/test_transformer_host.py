@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from esper import MorphogeneticModel
-from esper.kasmina.blueprints import names_for
+from esper.kasmina.blueprints import blueprint_names
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline.errors import HostError
 
@@ -39,10 +39,10 @@ def test_input_and_output_share_one_embedding_also_in_a_deep_copy() -> None:
 @pytest.mark.parametrize("after", [(0,), (1, 1), (2,), (0, 2), (1, 2), (0, 1, 2)])
 def test_slots_after_any_layers_leave_the_output_unchanged_while_empty(after: tuple[int, ...]) -> None:
     network = host(slots_after=after)
-    assert network.slot_config.num_slots == len(after)
+    assert len(network.sites) == len(after)
     model = MorphogeneticModel(network)
     assert [site.width for site in model.sites] == [8] * len(after)
-    assert names_for("tokens") == model.action_space.blueprint_names
+    assert blueprint_names(["tokens"]) == model.action_space.blueprint_names
     torch.testing.assert_close(model(tokens()), host()(tokens()))
 
 

@@ -28,7 +28,7 @@ from esper.leyline import (
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.minibatch import train_batch
+from esper.tolaria.minibatch import Learner
 from esper.tolaria.objective import CLASSIFICATION, Objective
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.tasks.digits import _load_arrays
@@ -160,7 +160,7 @@ class RecordedEnv(MorphEnv):
 
     def step(self, action: IntArray) -> EnvFacts:
         facts = super().step(action)
-        self.record_decision()
+        self.recorder.decision()
         return facts
 
 
@@ -234,7 +234,7 @@ def practise(model: MorphogeneticModel, optimiser: torch.optim.Optimizer, batche
     model.train()
     for number in range(batches):
         x, y = digits(64, start=400 + 64 * (number % 16))
-        train_batch(model, optimiser, x, y, CLASSIFICATION.loss, clip=5.0)
+        Learner(model, optimiser, CLASSIFICATION.loss, clip=5.0).run(x, y)
 
 
 def measured_on(

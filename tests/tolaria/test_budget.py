@@ -15,7 +15,7 @@ from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.rows import DecisionRow
 from esper.leyline.stages import Stage
-from esper.tolaria.budget_marks import MARKS, run_anytime
+from esper.tolaria.budget_marks import MARKS, branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import task_named
 from esper.tolaria.tasks.text import split_text
@@ -134,7 +134,7 @@ def test_seed_has_full_alpha_at_birth_and_its_tempo_is_ignored():
     env.step(action)
     assert env.table.alpha[0, 0] == 1.0
     assert env.table.measured[0, 0]
-    env.record_decision()
+    env.recorder.decision()
     [decision] = sink.of(DecisionRow)
     assert decision.action[Head.TEMPO] == CANONICAL_ACTION[Head.TEMPO]
 
@@ -168,7 +168,8 @@ def test_parameter_group_of_a_new_seed_has_its_own_warmup():
 
 def test_results_at_marks_equal_those_of_runs_that_end_there():
     marks = (0.25, 0.5, 1.0)
-    reports = run_anytime(TASK, Plan(2, 5), rng_seed=3, marks=marks)
+    found = branches(TASK, Plan(2, 5), rng_seed=3, marks=marks)
+    reports = {branch.mark: branch.report for branch in found}
     assert list(reports) == list(marks)
     for mark, steps in ((0.25, (2,)), (0.5, (2, 5)), (1.0, (2, 5))):
         alone = run(TASK.until(mark), *steps).finish()
@@ -188,7 +189,7 @@ def test_share_or_mark_without_a_whole_number_of_steps_is_refused():
         with pytest.raises(HostError, match=rf"up to {share:g} of its 20"):
             TASK.until(share)
     with pytest.raises(EsperError, match=r"0\.8 of the mark"):
-        run_anytime(TASK, None, rng_seed=0, marks=(0.1,))
+        next(branches(TASK, None, rng_seed=0, marks=(0.1,)))
 
 
 def test_restored_budgeted_episode_continues_bit_for_bit():

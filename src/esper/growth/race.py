@@ -25,11 +25,10 @@ from esper.growth.batch_training import (
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
 from esper.growth.race_runners import Limit, Paired, Probe, Runner, frozen, grafted, heat
-from esper.kasmina import seed_checks
 from esper.kasmina.blueprints import Topology, blueprint_named
 from esper.kasmina.compute import count_part, flop_counter
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.graft import Graft, build_graft
+from esper.kasmina.graft import Graft
 from esper.kasmina.sites import Site
 from esper.leyline.errors import BlueprintError, DataError
 from esper.leyline.factored_actions import Style
@@ -183,8 +182,8 @@ class Race:
                         f"blueprint '{name}' copies a block and does not start at zero, which a diagnosis"
                         " measures from; name others"
                     )
-                if seed_checks.takes(spec, site.width, copyable=False):
-                    graft = build_graft(site, spec, Style.LINEAR_ADD, None)
+                if spec.fits(site.width, copyable=False):
+                    graft = Graft(site, spec, Style.LINEAR_ADD, None)
                     flops = count_part(graft, site.shape[1:]).forward
                     self.candidates.append(Candidate(site, name, graft.to(like), flops))
 

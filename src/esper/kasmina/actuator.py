@@ -1,4 +1,4 @@
-"""From an action to a changed model: legality first, then the gate, then table and module together."""
+"""Execution of actions: check legality and gate, then change slot table and network together."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from esper.leyline.stages import Stage
 
 
 class Body(Protocol):
-    """What an action acts on: one environment's row of the slot table, and the seeds behind it."""
+    """Network, or simulation of one, that actions are applied to."""
 
     table: SlotTable
-    """Of one row."""
+    """Slot table of one environment."""
     rules: LifecycleRules
 
     @property
     def action_space(self) -> ActionSpace: ...
 
     def germinate(self, slot: int, blueprint: int, style: int) -> int:
-        """Attach a seed; returns its parameter count."""
+        """Attach a seed and return its number of parameters."""
 
     def remove(self, slot: int) -> None:
-        """Detach the seed of a slot."""
+        """Remove the seed of ``slot``."""
 
     def is_finite(self, slot: int) -> bool:
-        """Whether every weight of the slot's seed is finite."""
+        """Return whether every weight of the seed in ``slot`` is finite."""
 
     def sync(self) -> None:
-        """Follow the table after it changed."""
+        """Apply changes of the slot table to the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Whether an action came about, and who refused it if not."""
+    """Result of an action: its stage moves, or the gate that refused it with the failed checks."""
 
     succeeded: bool
     moves: tuple[StageMove, ...] = ()
@@ -66,11 +66,13 @@ class Outcome:
 
 
 def apply_action(body: Body, action: IntArray, seed_id: int, legal: BoolArray | None = None) -> Outcome:
-    """Carry out one canonical action ``[8]``; ``seed_id`` is the number of the next seed.
+    """Carry out one action and bring the network in line with the slot table.
 
-    ``legal [op, slot]`` says what is possible, where that is known already.
-
-    Table and model agree again when this returns.
+    Args:
+        body: Network to change.
+        action: Canonical action ``[8]``.
+        seed_id: Number of the next seed.
+        legal: Legal actions ``[op, slot]``; computed unless given.
     """
     op, slot = LifecycleOp(int(action[Head.OP])), int(action[Head.SLOT])
     legal = legal_slots_by_op(body.table, body.rules)[0] if legal is None else legal
@@ -123,7 +125,7 @@ def _germinate(body: Body, action: IntArray, slot: int, seed_id: int, target: fl
 
 
 def settle(body: Body, moves: Sequence[StageMove]) -> None:
-    """Bring the model in line with the table after ``moves``: pruned seeds leave, alphas follow."""
+    """Bring the network in line with the table after ``moves``: remove pruned seeds and set all alphas."""
     for move in moves:
         if move.target is Stage.PRUNED:
             body.remove(move.slot)
@@ -131,7 +133,7 @@ def settle(body: Body, moves: Sequence[StageMove]) -> None:
 
 
 def commit(body: Body) -> list[StageMove]:
-    """The horizon: held seeds that pass G5 become permanent, every other live seed is removed."""
+    """Fossilize the held seeds that pass gate G5 and remove all other live seeds (end of an episode)."""
     table, rules = body.table, body.rules
     moves: list[StageMove] = []
     for slot in range(table.num_slots):
@@ -150,12 +152,12 @@ def commit(body: Body) -> list[StageMove]:
 
 
 def advance(body: Body) -> list[StageMove]:
-    """The mechanical moves after an epoch that was ticked and measured."""
+    """Make the stage moves that need no decision; call it after ``tick`` and the measurements of an epoch."""
     moves = lifecycle.advance(body.table, 0, body.rules)
     settle(body, moves)
     return moves
 
 
 def tick(body: Body) -> None:
-    """An epoch was trained: every counter moves by one."""
+    """Add one epoch to all counters of the slots."""
     lifecycle.tick(body.table, 0)

@@ -1,8 +1,8 @@
-"""Alpha over time: the curves, and the ramp that a slot is on.
+"""Alpha ramps: curves of the blend weight, and their progress in the slot table.
 
-A ramp of n epochs spends one epoch at each of curve(1/n) … curve(n/n); INSTANT is a ramp of none.
-The table's columns are the only state: ``aim`` and ``begin_ramp`` start one,
-``tick_ramp`` moves it on.
+A ramp of n epochs has alpha at curve(1/n), …, curve(n/n), one epoch each; INSTANT is a ramp of 0 epochs.
+``aim`` sets target and length, ``begin_ramp`` starts the ramp, ``tick_ramp`` advances it. All state is in
+columns of the slot table.
 """
 
 import math
@@ -12,9 +12,9 @@ from esper.leyline.slot_table import SlotTable
 
 
 def curve_value(curve: AlphaCurve, progress: float) -> float:
-    """Height of a curve at ``progress`` in [0, 1]; every curve runs from 0 to 1 and never falls.
+    """Return the value of a curve at ``progress`` in [0, 1]; every curve rises monotonically from 0 to 1.
 
-    A sigmoid is stretched so that it meets both ends exactly.
+    A sigmoid is rescaled so that it is exactly 0 at the start and 1 at the end.
     """
     if progress <= 0.0:
         return 0.0
@@ -34,23 +34,23 @@ def curve_value(curve: AlphaCurve, progress: float) -> float:
 
 
 def ramp_value(start: float, target: float, curve: AlphaCurve, elapsed: int, epochs: int) -> float:
-    """Alpha after ``elapsed`` of ``epochs``; exactly ``target`` from the last one on."""
+    """Return alpha after ``elapsed`` of ``epochs`` epochs; exactly ``target`` from the last one on."""
     if elapsed >= epochs:
         return target
     return start + (target - start) * curve_value(curve, elapsed / epochs)
 
 
 def aim(table: SlotTable, env: int, slot: int, target: float, epochs: int, curve: AlphaCurve) -> None:
-    """Say where the next ramp leads, and how."""
+    """Set target, length and curve of the next ramp."""
     table.alpha_target[env, slot] = target
     table.ramp_epochs[env, slot] = epochs
     table.ramp_curve[env, slot] = curve
 
 
 def begin_ramp(table: SlotTable, env: int, slot: int) -> None:
-    """Send alpha where ``aim`` said; the epoch that follows is the ramp's first.
+    """Start the ramp that ``aim`` has set; the next epoch is its first.
 
-    A ramp to where alpha is takes no time: a held seed would otherwise be on its way for ever.
+    A ramp to the present alpha has 0 epochs: a held seed's ramp is never advanced and would not end.
     """
     if table.alpha_target[env, slot] == table.alpha[env, slot]:
         table.ramp_epochs[env, slot] = 0
@@ -60,7 +60,7 @@ def begin_ramp(table: SlotTable, env: int, slot: int) -> None:
 
 
 def tick_ramp(table: SlotTable, env: int, slot: int) -> None:
-    """Move a ramp on by one epoch."""
+    """Advance a ramp by one epoch."""
     table.ramp_elapsed[env, slot] += 1
     _settle(table, env, slot)
 

@@ -1,15 +1,16 @@
 """Running statistics of batch normalisation, recomputed for the network that is to be scored.
 
-Running statistics belong to the network that was trained, with its seeds on. With a seed switched off they
-are wrong: the score falls for that reason alone, and the seed looks better than it is."""
+The running statistics of training do not fit a network with a seed switched off: its score would fall for
+that reason alone, and the contribution of the seed would be overestimated."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from esper.kasmina.dry_run import kept_buffers, kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError
 
@@ -22,7 +23,7 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def check_calibration(model: nn.Module, inputs: Tensor | None) -> None:
-    """Raise if scores would be computed with the statistics of another network."""
+    """Raise EsperError if the model has batch normalisation and there are no inputs to recompute it with."""
     if inputs is None and (found := batch_norms(model)):
         raise EsperError(
             f"the model has {len(found)} BatchNorm layers, whose statistics do not fit a network with a seed"
@@ -32,47 +33,28 @@ def check_calibration(model: nn.Module, inputs: Tensor | None) -> None:
 
 @contextmanager
 def fresh_statistics(model: nn.Module) -> Iterator[None]:
-    """Replace all statistics by the means over the batches that run inside; dropout is off."""
+    """Replace all running statistics by the means over the batches that run inside; dropout is off."""
     layers = batch_norms(model)
-    modes = [(module, module.training) for module in model.modules()]
     momenta = [layer.momentum for layer in layers]
-    model.eval()
-    for layer in layers:
-        layer.reset_running_stats()
-        layer.momentum = None  # the mean over all batches, not a moving one
-        layer.train()
     try:
-        with torch.no_grad():
+        with kept_modes(model, training=False), torch.no_grad():
+            for layer in layers:
+                layer.reset_running_stats()
+                layer.momentum = None  # the mean over all batches, not a moving one
+                layer.train()
             yield
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        for module, mode in modes:
-            module.training = mode
 
 
 def recalibrate(model: MorphogeneticModel, inputs: Tensor) -> None:
-    """Replace all statistics by those of ``inputs``."""
+    """Replace all running statistics by those of ``inputs``."""
     if batch_norms(model):
         with fresh_statistics(model):
             model(inputs[:CALIBRATION_SAMPLES])
 
 
-@contextmanager
-def kept_statistics(model: nn.Module) -> Iterator[None]:
-    """Restore the statistics on exit."""
-    kept = [(buffer, buffer.clone()) for layer in batch_norms(model) for buffer in layer.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, before in kept:
-            buffer.copy_(before)
-
-
-@contextmanager
-def recalibrated(model: MorphogeneticModel, inputs: Tensor | None) -> Iterator[None]:
-    """Use the statistics of ``inputs``, if given, inside the context; restore those of training on exit."""
-    with kept_statistics(model):
-        if inputs is not None:
-            recalibrate(model, inputs)
-        yield
+def kept_statistics(model: nn.Module) -> AbstractContextManager[None]:
+    """Restore the running statistics on exit."""
+    return kept_buffers(buffer for layer in batch_norms(model) for buffer in layer.buffers())

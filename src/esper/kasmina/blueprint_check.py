@@ -1,8 +1,7 @@
-"""What a blueprint owes its host, checked in one call.
+"""Check of a user's blueprint in training, between two small layers.
 
-Germination refuses a seed that does not keep the shape or does not begin at zero. Whether all of it
-comes alive, and whether a token stays blind to later ones, shows only once it learns:
-``check_blueprint`` lets it, in a slot between two small layers.
+Germination already refuses a seed that changes the shape or does not start at zero. ``check_blueprint`` also
+trains it: every parameter must receive a gradient, and a token must not depend on later tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +20,12 @@ from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import SeedSlot
 from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS
-from esper.leyline.slot_config import SlotConfig
 from esper.leyline.stages import Stage
 
 RNG_SEEDS: Final = range(5)
-"""Initialisations that a blueprint must be alive under."""
+"""Rng seeds of the initialisations for which every parameter must receive a gradient."""
 LEAST_GRADIENT: Final = (1e-6, 1e-8)
-"""The norm of a tensor's gradient must reach the first times the tensor's own norm, plus the second."""
+"""Smallest norm of a tensor's gradient: the first value times the norm of the tensor, plus the second."""
 
 _CLASSES, _BATCH, _LENGTH, _INPUT = 4, 16, 6, 2
 _SHAPES: Final[Mapping[Topology, tuple[int, ...]]] = {
@@ -35,17 +33,22 @@ _SHAPES: Final[Mapping[Topology, tuple[int, ...]]] = {
     "tokens": (_LENGTH, _INPUT),
     "features": (_INPUT,),
 }
-"""Of one input of the probe."""
+"""Shape of one input of the probe, without the batch."""
 
 
 def check_blueprint(
     name: str, topology: Topology = "feature_map", width: int = 16, *, causal: bool = True
 ) -> None:
-    """Raise a sentence about what blueprint ``name`` does wrong in a slot of ``width``; else return.
+    """Raise BlueprintError if the blueprint ``name`` cannot be trained in a slot of ``width``.
 
-    It must germinate, and be alive at the second backward with every tensor of seed and gate: under
-    every operator, incubating and blended, over five initialisations. On tokens no delta may depend
-    on a later token, unless the hosts that it is meant for see all of them (``causal=False``).
+    At the second backward pass every tensor of seed and gate must receive a gradient: for every blend
+    operator, while incubating and while blended, over five initialisations.
+
+    Args:
+        name: Name of the registered blueprint.
+        topology: Kind of features.
+        width: Width of the slot.
+        causal: On tokens, also require that no token depends on a later one.
     """
     index = blueprint_named(name, topology).index
     styles = [
@@ -74,7 +77,10 @@ def tensor_norms(slot: SeedSlot) -> dict[str, float]:
 
 
 def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
-    """Tensors of seed and gate whose gradient is missing or next to nothing; ``norms`` are their own."""
+    """Return the names of tensors of seed and gate without a gradient, or with a negligible one.
+
+    ``norms`` are the norms of the tensors, as returned by ``tensor_norms``.
+    """
     relative, absolute = LEAST_GRADIENT
     return [
         name
@@ -84,12 +90,11 @@ def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
 
 
 def _weights(slot: SeedSlot) -> Iterator[tuple[str, nn.Parameter]]:
-    assert slot.graft is not None
-    return slot.graft.named_parameters()
+    return slot.held.named_parameters()
 
 
 def dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:
-    """Tensors of the new seed in the first slot that are still dead once it has learned one step."""
+    """Train the seed in the first slot for one step; return its tensors without a gradient in the second."""
     model.table.stage[0, 0], model.table.alpha[0, 0] = stage, 0.5
     model.sync()
     slot, groups = model.slot(0), model.groups
@@ -112,7 +117,7 @@ def _backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> 
 
 @torch.no_grad()
 def sees_later_tokens(network: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Whether a token's output changes, be it by a bit, with a later token of ``x [batch, tokens, …]``."""
+    """Return whether the output of a token changes with a later token of ``x [batch, tokens, …]``."""
     outputs = network(x)
     others = x.roll(1, dims=0)
     for seen in range(1, x.shape[1]):
@@ -123,12 +128,11 @@ def sees_later_tokens(network: Callable[[Tensor], Tensor], x: Tensor) -> bool:
 
 
 class _Probe(Host):
-    """A layer, the slot, a classifier."""
+    """Host of one layer, one slot and a classifier."""
 
     def __init__(self, topology: Topology, width: int) -> None:
         super().__init__()
         self.topology = topology
-        self.slot_config = SlotConfig.of_count(1)
         first: nn.Module
         if topology == "feature_map":
             self.feature_shapes = ((width, _LENGTH, _LENGTH),)
@@ -143,7 +147,7 @@ class _Probe(Host):
 def _planted(
     blueprint: int, topology: Topology, width: int, style: int, rng_seed: int
 ) -> tuple[MorphogeneticModel, Tensor, Tensor]:
-    """A host with a new seed, and inputs and targets to train it on."""
+    """Return a host with a new seed, inputs and targets."""
     model = MorphogeneticModel(_Probe(topology, width), streams=slot_streams(rng_seed))
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1, momentum=0.9))
     model.germinate(0, blueprint, style)

@@ -1,5 +1,4 @@
-"""Files with a growing network: weights, seeds and sites as plain tensors and values, without training
-data."""
+"""Files that store a growing network: weights, seeds and sites as plain tensors and values."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ FORMAT: Final = 1
 
 
 def network_state(network: MorphogeneticModel) -> dict[str, Any]:
-    """Return all that ``load`` needs: class, constructor arguments of a built-in host, sites and weights."""
+    """Return class, constructor arguments of a built-in host, sites and weights, for ``load``."""
     host = network.host
     return {
         "format": FORMAT,
@@ -37,7 +36,7 @@ def network_state(network: MorphogeneticModel) -> dict[str, Any]:
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Write plain values and tensors to ``path``, whole or not at all."""
+    """Write plain values and tensors to ``path`` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -52,7 +51,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
         base: New network of the same class and sizes, without seeds; not needed for a built-in host.
 
     Returns:
-        ``base`` with the saved weights and seeds; after an error it is as it was.
+        ``base`` with the saved weights and seeds; an error leaves it unchanged.
 
     Raises:
         EsperError: The file is not a saved network.
@@ -86,7 +85,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
     try:
         base.load_state_dict(state)
         finish(base)
-    except BaseException as error:  # Ctrl-C too leaves base as it was
+    except BaseException as error:  # Ctrl-C too leaves base unchanged
         detach(base)
         base.load_state_dict(before)
         if isinstance(error, RuntimeError):

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
-from esper.kasmina.graft import build_graft, change, shadow_size
+from esper.kasmina.graft import Graft, change, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import without_slots
@@ -194,10 +194,8 @@ class FlopMeter:
 
     def germinated(self, slot: int) -> None:
         """Count the parts of a seed that was just attached."""
-        place = self.model.slot(slot)
-        if place.seed is None:
-            raise RuntimeError(f"slot {place.site.name} is empty")
-        self._seeds[slot] = count_part(_SeedPart(place.seed, place.gate), place.site.shape[1:])
+        graft = self.model.slots[slot].held
+        self._seeds[slot] = count_part(_SeedPart(graft.seed, graft.gate), graft.site.shape[1:])
         self._spent[slot] = 0
 
     def removed(self, slot: int) -> None:
@@ -254,14 +252,14 @@ class FlopMeter:
         """Return forward and backward FLOPs of every blueprint that fits ``slot``, built once for
         counting."""
         if slot not in self._candidates:
-            space, place = self.model.action_space, self.model.slot(slot)
+            space, place = self.model.action_space, self.model.slots[slot]
             self._candidates[slot] = costs = []
             for index in space.blueprints:
                 if (slot, index) not in space.unfit:
                     spec = self.model.blueprint(slot, index)
                     with TorchStream(0):  # the initial weights are not used
                         block = without_slots(*place.block) if spec.copies else None
-                        seed = build_graft(place.site, spec, Style.LINEAR_ADD, block).seed
+                        seed = Graft(place.site, spec, Style.LINEAR_ADD, block).seed
                     cost = count_part(seed, place.site.shape[1:])
                     costs.append(cost.forward + cost.to_all)
         return self._candidates[slot]
@@ -285,10 +283,9 @@ class FlopMeter:
         return batch * forward, batch * (first.to_parameters + sum(part.to_all for part in others))
 
     def _incubation(self, slot: int, batch: int) -> int:
-        seed, graft = self._seeds[slot], self.model.slot(slot).graft
-        assert graft is not None
+        seed = self._seeds[slot]
         # The input is detached; only ``change`` computes its gradient nevertheless.
-        own = seed.to_all if graft.change is change else seed.to_parameters
+        own = seed.to_all if self.model.slots[slot].held.change is change else seed.to_parameters
         segmented = self.model.segments is not None
         others = [self._seeds[s] for s in self.model.blended if s > slot or not segmented]
         parts = (self._segments[slot + 1 :] if segmented else self._segments) + others

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.kasmina.batch_norm import recalibrated
+from esper.kasmina.batch_norm import kept_statistics, recalibrate
 from esper.kasmina.network import MorphogeneticModel
 
 Prefix = tuple[bool, ...]
@@ -46,15 +46,15 @@ def outputs_by_prefix(
     """Yield the outputs of a segmented host, a share of the samples at a time; configurations are sorted."""
     assert model.segments is not None
     rows = [tuple(row) for row in configurations.tolist()]
+    at_once = max(1, FEATURES_AT_ONCE // max(math.prod(site.shape[1:]) for site in model.sites))
     with model.taking_part(model.without(*slots)):
-        for share in _slices(0, len(x), samples_at_once(model)):
+        for first in range(0, len(x), at_once):
+            share = slice(first, min(first + at_once, len(x)))
             features: dict[Prefix, Tensor] = {(): x[share]}
             for index, segment in enumerate(model.segments[:-1]):
                 features = _through(segment, features)
                 if index in slots:
-                    graft = model.slots[index].graft
-                    assert graft is not None
-                    features = _branched(graft.blended, features, rows)
+                    features = _branched(model.slots[index].held.blended, features, rows)
             yield from _outputs(model.segments[-1], features, share)
 
 
@@ -100,17 +100,6 @@ def _outputs(
             at_once = max(at_once, ANSWERED_AT_ONCE // output[0].numel())
 
 
-def _slices(start: int, stop: int, step: int) -> Iterator[slice]:
-    """Yield slices of length ``step`` from ``start`` to ``stop``."""
-    for first in range(start, stop, step):
-        yield slice(first, min(first + step, stop))
-
-
-def samples_at_once(model: MorphogeneticModel) -> int:
-    """Return the number of samples that run through the prefix tree together."""
-    return max(1, FEATURES_AT_ONCE // max(math.prod(site.shape[1:]) for site in model.sites))
-
-
 @torch.no_grad()
 def outputs_by_replay(
     model: MorphogeneticModel,
@@ -121,9 +110,11 @@ def outputs_by_replay(
 ) -> Iterator[ConfigurationOutput]:
     """Yield the outputs of any network by one forward pass per configuration.
 
-    With ``calibration`` inputs every configuration has batch statistics of its own.
+    With ``calibration`` inputs the batch-normalisation statistics are recomputed for every configuration.
     """
     for row, configuration in enumerate(configurations):
         off = [slot for slot, on in zip(slots, configuration, strict=True) if not on]
-        with model.taking_part(model.without(*off)), recalibrated(model, calibration):
+        with model.taking_part(model.without(*off)), kept_statistics(model):
+            if calibration is not None:
+                recalibrate(model, calibration)
             yield ConfigurationOutput(row, slice(0, len(x)), model(x))

@@ -1,22 +1,21 @@
 """Contributions of seeds: the validation score of a network with its seeds switched on and off.
 
-With up to four seeds every configuration is scored, with more each seed is switched off by itself and some
-orders are sampled. A contribution has a paired standard error: all configurations are scored on the same
-samples or batches, and only the differences count.
+With up to four seeds every configuration is scored, with more seeds each is switched off separately and
+some orders are sampled. A contribution has a paired standard error: all configurations are scored on the same
+samples or batches, and the error is that of the differences.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Any, Final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.kasmina.batch_norm import (
@@ -26,14 +25,13 @@ from esper.kasmina.batch_norm import (
     fresh_statistics,
     kept_statistics,
 )
-from esper.kasmina.configurations import ConfigurationOutput, Prefix, outputs_by_prefix, outputs_by_replay
-from esper.kasmina.dry_run import call
+from esper.kasmina.configurations import Prefix, outputs_by_prefix, outputs_by_replay
+from esper.kasmina.dry_run import call, kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline.errors import EsperError, HostError
+from esper.leyline.factored_actions import BoolArray, FloatArray
 from esper.leyline.slot_table import SlotTable
 
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 Order = tuple[int, ...]
 """Permutation of the measured seeds."""
 Scorer = Callable[[Sequence[int], BoolArray], tuple[FloatArray, FloatArray]]
@@ -57,7 +55,7 @@ class Contributions:
     """
 
     slots: tuple[int, ...]
-    configurations: NDArray[np.bool_]
+    configurations: BoolArray
     """``[configuration, n]``: on/off state of the measured seeds."""
     scores: FloatArray
     losses: FloatArray
@@ -91,9 +89,9 @@ class Contributions:
         best = np.nan_to_num(self.interactions).max(axis=1, initial=0.0)
         return np.where(self._all_partners_known(), best, np.nan)
 
-    def _all_partners_known(self) -> NDArray[np.bool_]:
+    def _all_partners_known(self) -> BoolArray:
         partners = len(self.slots) - 1
-        known: NDArray[np.bool_] = (~np.isnan(self.interactions)).sum(axis=1) == partners
+        known: BoolArray = (~np.isnan(self.interactions)).sum(axis=1) == partners
         return known & (partners > 0)
 
 
@@ -109,8 +107,8 @@ def measure(
     Args:
         slots: Indices of the slots to switch; none scores the present network only.
         score: Scores all configurations on the same samples or batches.
-        generator: Draws permutations where there are too many seeds for all configurations.
-        only_contributions: Switch each seed off by itself and nothing more.
+        generator: Draws permutations if there are too many seeds to score all configurations.
+        only_contributions: Score only the configurations with one seed switched off.
     """
     ordered = tuple(sorted(slots))
     orders = [] if only_contributions else _orders(len(ordered), generator)
@@ -135,23 +133,21 @@ def score_samples(
         y: Targets.
         sample_scores: Score of every sample, higher is better.
         sample_losses: Loss of every sample.
-        calibration: Training inputs, needed where there is batch normalisation.
+        calibration: Training inputs; required for networks with batch normalisation.
     """
     check_calibration(model, calibration)
 
     def score(slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
+        count = len(configurations)
+        found: list[list[Tensor]] = [[] for _ in range(2 * count)]
         with evaluating(model):
             if calibration is not None or model.segments is None:
                 outputs = outputs_by_replay(model, x, slots, configurations, calibration)
             else:
                 outputs = outputs_by_prefix(model, x, slots, configurations)
-            return _scored(outputs, len(configurations))
-
-    def _scored(outputs: Iterable[ConfigurationOutput], count: int) -> tuple[FloatArray, FloatArray]:
-        found: list[list[Tensor]] = [[] for _ in range(2 * count)]
-        for row, samples, output in outputs:  # reduced at once: no output is kept
-            found[row].append(sample_scores(output, y[samples]))
-            found[count + row].append(sample_losses(output, y[samples]))
+            for row, samples, output in outputs:  # reduced at once: no output is kept
+                found[row].append(sample_scores(output, y[samples]))
+                found[count + row].append(sample_losses(output, y[samples]))
         read = torch.cat([part for parts in found for part in parts]).double().cpu().numpy()
         scores, losses = read.reshape(2, count, len(y))
         return scores, losses
@@ -159,16 +155,9 @@ def score_samples(
     return score
 
 
-@contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def evaluating(module: nn.Module) -> AbstractContextManager[None]:
     """Set evaluation mode inside the context and restore the mode of every submodule on exit."""
-    modes = [(each, each.training) for each in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for each, mode in modes:
-            each.training = mode
+    return kept_modes(module, training=False)
 
 
 class MetricScorer:
@@ -228,41 +217,34 @@ class MetricScorer:
     def _without(self, off: Sequence[int]) -> list[float]:
         if not off and self._calibrate is None:
             return self.values
-        graft_of = [self._model.slots[slot].graft for slot in off]
-        alphas = [graft.alpha.clone() for graft in graft_of if graft is not None]
+        alphas = [self._model.slots[slot].held.alpha for slot in off]
+        before = [alpha.clone() for alpha in alphas]
         try:
-            for graft in graft_of:
-                if graft is not None:
-                    graft.alpha.zero_()
-            with self._calibrated():
-                torch.set_rng_state(self._position)
-                return self._run()
-        finally:
-            for graft, alpha in zip([g for g in graft_of if g is not None], alphas, strict=True):
-                graft.alpha.copy_(alpha)
-
-    @contextmanager
-    def _calibrated(self) -> Iterator[None]:
-        """Recompute batch-normalisation statistics, where batches were given for them."""
-        if self._calibrate is not None:
+            for alpha in alphas:
+                alpha.zero_()
+            if self._calibrate is not None:
+                self._recalibrate(self._calibrate)
             torch.set_rng_state(self._position)
-            with fresh_statistics(self._model.host):
-                seen = 0
-                for batch in self._calibrate:
-                    seen += _feed(self._model.host, batch)
-                    if seen >= CALIBRATION_SAMPLES:
-                        break
-                if not seen:
-                    raise EsperError("calibrate= holds no batches; pass a loader of training batches")
-        yield
+            return self._run()
+        finally:
+            for alpha, value in zip(alphas, before, strict=True):
+                alpha.copy_(value)
+
+    def _recalibrate(self, batches: Iterable[Any]) -> None:
+        """Recompute the batch-normalisation statistics on training batches."""
+        torch.set_rng_state(self._position)
+        with fresh_statistics(self._model.host):
+            seen = 0
+            for batch in batches:
+                seen += _feed(self._model.host, batch)
+                if seen >= CALIBRATION_SAMPLES:
+                    break
+        if not seen:
+            raise EsperError("calibrate= holds no batches; pass a loader of training batches")
 
     def _run(self) -> list[float]:
-        modes = [(module, module.training) for module in self._model.host.modules()]
-        try:
+        with kept_modes(self._model.host):
             found = self._evaluate()
-        finally:
-            for module, mode in modes:
-                module.training = mode
         return [self._sign * value for value in _numbers(found)]
 
 
@@ -366,7 +348,7 @@ def attribute(
 def _shapley(
     count: int, orders: Sequence[Order], row_of: dict[Prefix, int], scores: FloatArray
 ) -> FloatArray:
-    """Shapley values (1953): phi_i = mean over ``orders`` of v(those before i, and i) − v(those before i).
+    """Shapley values (1953): phi_i = mean over ``orders`` of v(S + i) − v(S), with S the seeds before i.
 
     Exact if these are all orders, unbiased if they were sampled, NaN if there are none; the sum is
     v(all) − v(none) in every case.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,8 +25,10 @@ class Call(NamedTuple):
 
 
 def call(net: nn.Module, sample: Any) -> Any:
-    """Call ``net`` with a sample: a tensor, a tuple of arguments, or a dict of named ones (else one
-    argument)."""
+    """Call ``net`` with a sample: a tensor, a tuple of arguments, or a dict of named arguments.
+
+    A dict whose keys are not arguments of the forward is passed as one argument.
+    """
     signature = inspect.signature(net.forward)
     if isinstance(sample, Mapping):
         try:
@@ -47,23 +49,38 @@ def call(net: nn.Module, sample: Any) -> Any:
 
 
 @contextmanager
-def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore buffers, modes and random state on exit; ``training`` is the mode inside."""
-    buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
+def kept_modes(net: nn.Module, training: bool | None = None) -> Iterator[None]:
+    """Restore the mode of every submodule on exit; ``training`` is the mode inside."""
     modes = [(module, module.training) for module in net.modules()]
     if training is not None:
         net.train(training)
     try:
-        with torch.random.fork_rng(), warnings.catch_warnings():
-            torch.manual_seed(0)
-            warnings.simplefilter("ignore")  # warnings of this call do not concern the user
-            yield
+        yield
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+@contextmanager
+def kept_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
+    """Restore the values of ``buffers`` on exit."""
+    kept = [(buffer, buffer.clone()) for buffer in buffers]
+    try:
+        yield
+    finally:
         with torch.no_grad():
-            for buffer, before in buffers:
+            for buffer, before in kept:
                 buffer.copy_(before)
+
+
+@contextmanager
+def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
+    """Restore buffers, modes and random state on exit; ``training`` is the mode inside."""
+    fork = torch.random.fork_rng()
+    with kept_buffers(net.buffers()), kept_modes(net, training), fork, warnings.catch_warnings():
+        torch.manual_seed(0)
+        warnings.simplefilter("ignore")  # warnings of this call do not concern the user
+        yield
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The gates between stages: each returns the names of the checks that passed and failed."""
+"""Gates between stages: each returns the names of the checks that passed and failed."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ def _verdict(gate: str, checks: Mapping[str, bool]) -> GateVerdict:
 
 
 def g0_valid(space: ActionSpace, slot: int, blueprint: int) -> GateVerdict:
-    """Before germination: slot and blueprint exist on this host, and the one fits into the other."""
+    """Gate before germination: slot and blueprint exist, and the blueprint fits the slot."""
     return _verdict(
         "G0",
         {
@@ -30,14 +30,14 @@ def g0_valid(space: ActionSpace, slot: int, blueprint: int) -> GateVerdict:
 
 
 def g1_germinated(table: SlotTable, env: int, slot: int, _rules: LifecycleRules) -> GateVerdict:
-    """Before TRAINING: a seed is attached and waits."""
+    """Gate before TRAINING: the slot has a new seed."""
     return _verdict("G1", {"stage_germinated": bool(table.stage[env, slot] == Stage.GERMINATED)})
 
 
 def g2_trained(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> GateVerdict:
-    """Before BLENDING: incubated long enough, with gradients that were measured and are healthy.
+    """Gate before BLENDING: enough incubation epochs, and measured gradients that are healthy.
 
-    Without incubation there is nothing to measure, so only the length counts.
+    Without incubation no gradients are measured, and only the number of epochs is checked.
     """
     checks = {"epochs": bool(table.epochs_in_stage[env, slot] >= rules.min_training_epochs)}
     if rules.min_training_epochs > 0:
@@ -49,7 +49,7 @@ def g2_trained(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> 
 
 
 def g3_blended(table: SlotTable, env: int, slot: int, _rules: LifecycleRules) -> GateVerdict:
-    """Before HOLDING: alpha was sent to 1.0 and is there."""
+    """Gate before HOLDING: the target of alpha is 1.0, and the ramp has ended."""
     return _verdict(
         "G3",
         {
@@ -60,7 +60,10 @@ def g3_blended(table: SlotTable, env: int, slot: int, _rules: LifecycleRules) ->
 
 
 def g5_worthy(table: SlotTable, env: int, slot: int, rules: LifecycleRules, *, finite: bool) -> GateVerdict:
-    """Before FOSSILIZED: finite weights and a measured contribution, or its lower bound if strict."""
+    """Gate before FOSSILIZED: finite weights and a measured contribution.
+
+    With ``strict_fossilize`` the lower confidence bound of the contribution must reach ``min_contribution``.
+    """
     contribution = table.contribution[env, slot]
     checks = {"weights_finite": finite, "contribution_measured": not np.isnan(contribution)}
     if rules.strict_fossilize:

@@ -45,10 +45,10 @@ class Participation(NamedTuple):
 
 
 class Gate(nn.Module):
-    """A learned factor in (0, 1) per position.
+    """Learned factor in (0, 1) per position.
 
     It starts as a constant: its gradient is proportional to the delta, which is zero at birth, so random
-    initial weights would dominate what it learns first."""
+    initial weights would change late."""
 
     def __init__(self, width: int, topology: Topology) -> None:
         super().__init__()
@@ -86,15 +86,13 @@ def pure_change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Mo
 
 
 class Graft(nn.Module):
-    """A seed with its gate as a forward hook: ``h + alpha * change(h)``.
+    """New seed with its gate as a forward hook: ``h + alpha * change(h)``.
 
     Args:
-        seed: Module that computes the delta.
-        gate: Gate of the operator GATE.
-        operator: Blend operator.
         site: Position of the slot.
-        description: Encoded blueprint and style; as a buffer it is part of every state dict.
-        swap: Axes to transpose before the seed receives the features.
+        spec: Blueprint of the seed.
+        style: Index of the blend style.
+        block: Module without slots that a copying blueprint takes; not used by other blueprints.
     """
 
     alpha: Tensor
@@ -102,32 +100,26 @@ class Graft(nn.Module):
     participation: Participation
     features: Tensor | None
 
-    def __init__(
-        self,
-        seed: nn.Module,
-        gate: nn.Module | None,
-        operator: BlendOperator,
-        site: Site,
-        description: Tensor,
-        swap: tuple[int, int] | None,
-    ) -> None:
+    def __init__(self, site: Site, spec: BlueprintSpec, style: int, block: nn.Module | None) -> None:
         super().__init__()
-        self.seed = seed
-        self.gate = gate
-        self.operator = operator
         self.site = site
-        self.swap = swap
+        self.operator = STYLE_OPERATORS[style]
+        self.seed = spec.build(block if spec.copies and block is not None else site.width)
+        self.gate = Gate(site.width, site.topology) if self.operator is BlendOperator.GATE else None
+        self.swap = None if spec.copies else site.swap
+        """Axes to transpose before the seed receives the features; None for a copied block."""
         self.stream: TorchStream | None = None
         """Random stream of dropout in the seed; None draws from torch's global generator."""
         self.stochastic = False
         """The seed draws random numbers in training mode."""
         # Only an affine GroupNorm needs the input's gradient (ADR 0006), which costs time on a frozen
         # network.
-        norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in seed.modules())
+        norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in self.seed.modules())
         self.change = change if norms else pure_change
         # A 0-d buffer and not a float: torch.compile would recompile for every new float.
         self.register_buffer("alpha", torch.ones(()))
-        self.register_buffer("description", description)
+        # Blueprint and style, as a buffer, so that they are part of every state dict.
+        self.register_buffer("description", description_of(spec.name, style))
         self.features = None
         self.take_part(Participation())
 
@@ -170,15 +162,6 @@ class Graft(nn.Module):
         """Return every weight and statistic that could be non-finite."""
         tensors = (*self.parameters(), *self.buffers())
         return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
-
-
-def build_graft(site: Site, spec: BlueprintSpec, style: int, block: nn.Module | None) -> Graft:
-    """Return a new graft; a copying blueprint takes ``block``, which must have no slots."""
-    operator = STYLE_OPERATORS[style]
-    seed = spec.build(block if spec.copies and block is not None else site.width)
-    gate = Gate(site.width, site.topology) if operator is BlendOperator.GATE else None
-    swap = None if spec.copies else site.swap  # a copied block takes the features in their own layout
-    return Graft(seed, gate, operator, site, description_of(spec.name, style), swap)
 
 
 def description_of(blueprint: str, style: int) -> Tensor:

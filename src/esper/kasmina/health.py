@@ -9,7 +9,7 @@ from esper.leyline.thresholds import GRADIENT_EXPLODING, GRADIENT_VANISHING
 
 
 class GradientStatistics(NamedTuple):
-    """``health`` is 1 for a seed whose every tensor learns at a reasonable rate, 0 for a broken one."""
+    """Statistics of a seed's gradients; ``health`` is 1 if no tensor vanishes or explodes."""
 
     norm: float
     health: float
@@ -18,10 +18,10 @@ class GradientStatistics(NamedTuple):
 
 
 def statistics_of(norms: Tensor) -> GradientStatistics:
-    """Statistics of the norms ``[tensor]`` of a seed's gradients, which are read here and not before.
+    """Return statistics of the gradient norms ``[tensor]`` of a seed; this reads them from their device.
 
-    health = 1 − 0.5·(share of tensors below the vanishing bound) − 0.8·(share above the exploding
-    bound or non-finite), within [0, 1]; 0 when the total norm is not finite.
+    health = 1 − 0.5·(share of tensors below the vanishing bound) − 0.8·(share above the exploding bound or
+    non-finite), clamped to [0, 1]; 0 if the total norm is not finite.
     """
     norms = norms.cpu()
     finite = torch.isfinite(norms)

@@ -2,7 +2,6 @@
 
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
@@ -11,13 +10,12 @@ from esper.leyline.slot_config import SlotConfig
 
 
 class Host(nn.Module):
-    """A network that is the composition of its ``segments``; its forward pass does not know of slots.
+    """Network that runs its ``segments`` in turn; slots are attached from outside.
 
-    Subclasses set ``segments``, ``slot_config``, ``topology`` and ``feature_shapes`` in their constructor.
+    Subclasses set ``segments``, ``topology`` and ``feature_shapes`` in their constructor.
     """
 
     segments: nn.ModuleList
-    slot_config: SlotConfig
     topology: Topology
     feature_shapes: tuple[tuple[int, ...], ...]
     """Shape of one sample's features at each slot, without the batch."""
@@ -29,7 +27,8 @@ class Host(nn.Module):
 
     @property
     def sites(self) -> list[Site]:
-        """The output of every segment but the last; a ``Sequential`` is represented by its last child."""
+        """Sites at the outputs of all segments but the last; inside a ``Sequential``, at its last child."""
+        names = SlotConfig.of_count(len(self.feature_shapes)).slot_ids
         axis = 0 if self.topology == "feature_map" else -1
         return [
             Site(
@@ -41,9 +40,7 @@ class Host(nn.Module):
                 block=self._block_before(index),
                 channels_last=self.channels_last,
             )
-            for index, (name, shape) in enumerate(
-                zip(self.slot_config.slot_ids, self.feature_shapes, strict=True)
-            )
+            for index, (name, shape) in enumerate(zip(names, self.feature_shapes, strict=True))
         ]
 
     def _carrier(self, segment: int) -> str:
@@ -64,8 +61,7 @@ class Host(nn.Module):
         return blocks[-1] if blocks else None
 
     def sample_input(self, batch: int) -> Tensor | None:
-        """Return an input of ``batch`` samples with the shape and dtype that the host takes, if it is
-        known."""
+        """Return an input of ``batch`` samples with the shape and dtype of the host; None if unknown."""
         return None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,8 +69,3 @@ class Host(nn.Module):
         for segment in self.segments:
             x = segment(x)
         return x
-
-
-def floats(*shape: int) -> Tensor:
-    """Return values from −1 to 1, all of them different."""
-    return torch.linspace(-1.0, 1.0, torch.Size(shape).numel()).view(shape)

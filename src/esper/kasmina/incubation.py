@@ -1,9 +1,9 @@
 """Training of a seed before it changes the network's output, on a shadow branch.
 
-The seed is blended in at a sampled alpha while all other parameters are detached and all buffers are clones.
-It learns from the loss that it would cause; nothing of the network changes, and its random state neither
-where the slot has a random stream. A segmented host runs on from the features that the last training pass
-kept at the slot; any other network repeats its whole forward pass on a share of the batch."""
+The seed is blended in at a sampled alpha while all other parameters are detached and all buffers are cloned.
+It learns from the loss of that output; network and global random state do not change, if the slot has a
+random stream. A segmented host continues from the features that the last training pass kept at the slot; any
+other network repeats its whole forward pass on a share of the batch."""
 
 import math
 from collections.abc import Callable
@@ -44,14 +44,13 @@ def shadow_loss(
 
 
 def shadow_loss_of(model: MorphogeneticModel, slot: int, batch_loss: Callable[[], Tensor]) -> Tensor:
-    """Return the loss that ``batch_loss`` computes with the user's network, the seed at ``slot`` blended
-    in."""
+    """Return the loss that ``batch_loss`` computes while the seed at ``slot`` is blended into the network."""
     device = next(model.slots[slot].parameters()).device
     return _in_shadow(model, slot, device, True, lambda _: batch_loss())
 
 
 class _Call(nn.Module):
-    """A module whose forward is any function of the network: what ``functional_call`` needs."""
+    """Module whose forward calls a function with the network, for ``functional_call``."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -65,7 +64,7 @@ def _in_shadow(
     model: MorphogeneticModel, slot: int, device: torch.device, look: bool, run: Callable[[nn.Module], Tensor]
 ) -> Tensor:
     own = model.slots[slot]
-    if look and not own.is_finite:
+    if look and not model.is_finite(slot):
         return torch.full((), math.nan, device=device)
     parts = [Participation(active=i in model.blended, ambient=True) for i in range(len(model.slots))]
     with own.draws():
@@ -78,11 +77,10 @@ def _in_shadow(
 
 
 def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
-    """Return replacements for every tensor of the model but those of the incubating seed.
+    """Return detached or cloned tensors for the whole model except the incubating seed, by name.
 
-    One for each module that holds a tensor, also where modules share it. ``functional_call`` would swap a
-    shared tensor once per name and restore the replacement as the original (torch 2.13): a tied embedding
-    would stop learning.
+    A shared tensor has one entry for each module that holds it. Otherwise ``functional_call`` would restore
+    a replacement as the original (torch 2.13), and a tied embedding would stop learning.
     """
     own = f"network.host.{model.sites[slot].path}.{RESERVED}."
     frozen: dict[str, Tensor] = {}

@@ -1,8 +1,8 @@
-"""The lifecycle: functions that move one slot of the table and say what they did.
+"""Lifecycle of seeds: functions that change the stage of a slot in the slot table and return the moves.
 
-They depend on the table and their arguments alone (no modules, no random numbers, no clock), so
-the same table and the same call always give the same result. An epoch is ``tick`` once its
-minibatches are trained, measurements, then ``advance`` for the mechanical moves.
+Their result depends on the table and the arguments only: no modules, no random numbers, no clock. At the end
+of an epoch ``tick`` is called first, then the measurements are recorded, then ``advance`` makes the moves
+that need no decision.
 """
 
 from typing import Final, NamedTuple
@@ -17,11 +17,11 @@ from esper.leyline.stages import Stage, is_legal_move
 
 
 class IllegalMoveError(EsperError):
-    """A stage move that the transition table does not contain."""
+    """Error: a stage move is not in the transition table."""
 
 
 def _origin_of_move(table: SlotTable, env: int, slot: int, target: Stage) -> Stage:
-    """The slot's stage, if the transition table leads from it to ``target``."""
+    """Return the slot's stage; raise IllegalMoveError if no move leads from it to ``target``."""
     origin = Stage(int(table.stage[env, slot]))
     if not is_legal_move(origin, target):
         raise IllegalMoveError(
@@ -58,13 +58,13 @@ def _move(
 
 
 class Germination(NamedTuple):
-    """A new seed, as the slot table needs to know it."""
+    """Columns of the slot table for a new seed."""
 
     seed_id: int
     blueprint: int
     style: int
     target: float
-    """Where its first ramp leads."""
+    """Alpha at the end of the first ramp."""
     ramp_epochs: int
     seed_params: int
 
@@ -72,7 +72,10 @@ class Germination(NamedTuple):
 def germinate(
     table: SlotTable, env: int, slot: int, seed: Germination, rules: LifecycleRules
 ) -> list[StageMove]:
-    """Fill an empty slot; with auto-forward the seed starts its first stages at once."""
+    """Enter a new seed into an empty slot; with ``auto_forward`` it also starts incubation.
+
+    Without incubation epochs it starts blending in the same call.
+    """
     moved = _move(table, env, slot, Stage.GERMINATED, "policy", "germinated")
     table.seed_id[env, slot] = seed.seed_id
     table.blueprint[env, slot] = seed.blueprint
@@ -92,13 +95,17 @@ _NEXT: Final = {
     Stage.TRAINING: (gates.g2_trained, Stage.BLENDING, "incubation is over"),
     Stage.BLENDING: (gates.g3_blended, Stage.HOLDING, "full alpha reached"),
 }
-"""The gate out of a stage, where it leads, and the reason that a move gives."""
+"""For each stage: the gate to the next stage, the next stage, and the recorded reason of the move."""
 
 
 def enter_next_stage(
     table: SlotTable, env: int, slot: int, rules: LifecycleRules, cause: Cause = "mechanical"
 ) -> tuple[list[StageMove], GateVerdict]:
-    """Take the next stage if its gate agrees; the verdict says why not. The policy's request is ADVANCE."""
+    """Move the slot to its next stage if the gate between them passes.
+
+    Returns:
+        The moves, none if the gate failed, and the verdict of the gate.
+    """
     gate, target, reason = _NEXT[Stage(int(table.stage[env, slot]))]
     verdict = gate(table, env, slot, rules)
     if not verdict.ok:
@@ -112,7 +119,7 @@ def enter_next_stage(
 def set_alpha_target(
     table: SlotTable, env: int, slot: int, *, target: float, epochs: int, curve: AlphaCurve
 ) -> list[StageMove]:
-    """Send a resting alpha elsewhere; a held seed that leaves full alpha is blending again."""
+    """Start an alpha ramp to ``target``; a seed that leaves full alpha returns from HOLDING to BLENDING."""
     stage = Stage(int(table.stage[env, slot]))
     if stage not in (Stage.BLENDING, Stage.HOLDING):
         raise IllegalMoveError(f"slot {slot} of environment {env} has no alpha to send: it is {stage.name}")
@@ -135,7 +142,10 @@ def prune(
     cause: Cause = "policy",
     reason: str = "pruned",
 ) -> list[StageMove]:
-    """Remove a live seed: at once, or after a ramp down if its alpha is above 0 and epochs are given."""
+    """Remove a live seed at once, or start a ramp of ``epochs`` to alpha 0, after which it is removed.
+
+    A seed with alpha 0 is always removed at once.
+    """
     _origin_of_move(table, env, slot, Stage.PRUNED)
     if epochs == 0 or table.alpha[env, slot] == 0.0:
         return _remove(table, env, slot, rules, cause, reason)
@@ -168,7 +178,7 @@ def fossilize(
     cause: Cause = "policy",
     reason: str = "fossilized",
 ) -> list[StageMove]:
-    """Make a held seed permanent; ``verdict`` is G5's and must have passed."""
+    """Make a held seed permanent; ``verdict`` is the passed verdict of gate G5."""
     if not verdict.ok:
         raise IllegalMoveError(
             f"slot {slot} of environment {env} was refused by {verdict.gate}: {verdict.failed}"
@@ -177,18 +187,15 @@ def fossilize(
 
 
 def tick(table: SlotTable, env: int) -> None:
-    """One epoch was trained: every counter of every slot moves by one, here and nowhere else."""
+    """Add one epoch to all counters of the environment's slots."""
     table.epochs_in_stage[env] += 1
     table.age[env] += table.occupied[env]
     table.epochs_since_measured[env] += table.epochs_since_measured[env] != NEVER
 
 
 def advance(table: SlotTable, env: int, rules: LifecycleRules) -> list[StageMove]:
-    """The mechanical moves and the alpha ramps after an epoch, upstream slots first."""
-    moves: list[StageMove] = []
-    for slot in range(table.num_slots):
-        moves += _advance_slot(table, env, slot, rules)
-    return moves
+    """Advance alpha ramps and make the moves that need no decision, upstream slots first."""
+    return [move for slot in range(table.num_slots) for move in _advance_slot(table, env, slot, rules)]
 
 
 def _advance_slot(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> list[StageMove]:

@@ -1,7 +1,7 @@
-"""A network that can grow: any ``nn.Module``, its slots, and their row of the slot table.
+"""Network that can grow: any ``nn.Module``, its slots, and their row of the slot table.
 
-The slot table owns stages and alphas. ``sync`` is the only function that copies them to where torch reads
-them: the alpha buffers and the part that each slot takes in a forward pass.
+Stages and alphas are stored in the slot table. Only ``sync`` copies them to the modules: to the alpha buffers
+and to the part that each slot takes in a forward pass.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
-from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, specs_for
-from esper.kasmina.blueprints.registry import blueprint_names
+from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
 from esper.kasmina.graft import Graft, Participation, described, description_of
 from esper.kasmina.host import Host
+from esper.kasmina.network_state import check_layout, check_state, loaded_graft, without_seeds
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import RESERVED, SeedSlot, attach
-from esper.leyline.errors import BlueprintError, HostError
+from esper.kasmina.slot import SeedSlot, attach
+from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import NUM_BLUEPRINTS
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.slot_config import SlotConfig
@@ -42,7 +42,7 @@ def slot_streams(rng_seed: int) -> StreamFactory:
 
 
 class Follower(Protocol):
-    """Keeps a copy or a wrapper of the network in line with its seeds."""
+    """Receiver of changes, which updates a copy or a wrapper of the network."""
 
     def seed_planted(self, slot: int, graft: Graft) -> None:
         """React to a new seed."""
@@ -52,12 +52,12 @@ class Follower(Protocol):
 
 
 class MorphogeneticModel(nn.Module):
-    """A network with slots; without seeds it computes what the network alone computes, bit for bit.
+    """Network with slots; without seeds its outputs equal those of the host, bit for bit.
 
     Args:
         host: Network to grow.
         rules: Lifecycle rules; the defaults unless given.
-        sites: Positions of the slots; those that a built-in host states unless given.
+        sites: Positions of the slots; the sites of a built-in host unless given.
         table: Row of the slot table; a new one unless given.
         streams: Random streams of the slots; derived from rng seed 0 unless given.
         token: Identifier that deep copies of the network share.
@@ -91,7 +91,7 @@ class MorphogeneticModel(nn.Module):
         self.slots = [SeedSlot(site, host, make_stream(site.name), token) for site in self.sites]
         attach(host, self.slots)
         self._known: dict[int, Graft] = {}
-        """Grafts that optimiser and followers have been informed of, by slot."""
+        """Grafts that optimiser and followers contain, by slot."""
         self.sync()
 
     @property
@@ -106,25 +106,22 @@ class MorphogeneticModel(nn.Module):
         if start is None:
             return self.host(x)
         assert self.segments is not None, "only a segmented host can be entered at a slot"
-        graft = self.slots[start].graft
-        assert graft is not None, "the slot is empty"
-        h = graft.blended(x)
+        h = self.slots[start].held.blended(x)
         for segment in self.segments[start + 1 :]:
             h = segment(h)
         return h
 
     @contextmanager
     def taking_part(self, parts: Sequence[Participation]) -> Iterator[None]:
-        """Give every slot another part in the passes inside the context."""
-        before = [None if slot.graft is None else slot.graft.participation for slot in self.slots]
+        """Set the part of every slot in forward passes inside the context."""
+        before = [(slot, slot.graft.participation) for slot in self.slots if slot.graft is not None]
         for slot, part in zip(self.slots, parts, strict=True):
             slot.take_part(part)
         try:
             yield
         finally:
-            for slot, kept in zip(self.slots, before, strict=True):
-                if kept is not None:
-                    slot.take_part(kept)
+            for slot, part in before:
+                slot.take_part(part)
 
     def without(self, *off: int) -> list[Participation]:
         """Return the parts of a pass in which the seeds of the slots ``off`` are inactive."""
@@ -133,12 +130,11 @@ class MorphogeneticModel(nn.Module):
     def captured(self, slot: int) -> Tensor:
         """Return the features that the last training pass kept for the incubating seed at ``slot``."""
         graft = self.slots[slot].graft
-        kept = None if graft is None else graft.features
-        if graft is None or kept is None:
+        if graft is None or graft.features is None:
             raise RuntimeError(f"no pass has kept features for slot {self.slot_config.slot_ids[slot]}")
-        return kept
+        return graft.features
 
-    # --- agreement with the slot table ----------------------------------------------------------
+    # --- slot table -----------------------------------------------------------------------------
 
     def sync(self) -> None:
         """Bring alpha buffers and participation in line with the slot table."""
@@ -146,7 +142,7 @@ class MorphogeneticModel(nn.Module):
         self.incubating = [i for i in range(len(self.slots)) if stage[i] == Stage.TRAINING]
         """Slots whose seed learns without changing the output."""
         self.blended = [i for i in range(len(self.slots)) if taking_part[i]]
-        """Slots whose seed takes part in the forward pass."""
+        """Slots whose seed is active in the forward pass."""
         segmented = self.segments is not None
         for index, slot in enumerate(self.slots):
             if slot.graft is not None:
@@ -158,6 +154,7 @@ class MorphogeneticModel(nn.Module):
         self._seed_parameters = [list(slot.parameters()) for slot in self.slots]
 
     def slot(self, index: int) -> SeedSlot:
+        """Return the slot with this index."""
         return self.slots[index]
 
     @cached_property
@@ -172,7 +169,7 @@ class MorphogeneticModel(nn.Module):
             (index, names.index(spec.name))
             for index, slot in enumerate(self.slots)
             for spec in specs_for(slot.site.topology)
-            if slot.takes(spec) and (not allowed or spec.name in allowed)
+            if spec.fits(slot.site.width, copyable=bool(slot.block)) and (not allowed or spec.name in allowed)
         }
         chosen = tuple(sorted({blueprint for _, blueprint in fits if blueprint < NUM_BLUEPRINTS}))
         unfit = frozenset((i, b) for i in range(len(self.slots)) for b in chosen if (i, b) not in fits)
@@ -185,11 +182,11 @@ class MorphogeneticModel(nn.Module):
     # --- seeds --------------------------------------------------------------------------------
 
     def bind_optimiser(self, optimiser: Optimizer) -> None:
-        """Train seeds by ``optimiser``, each with a parameter group of its own."""
+        """Train seeds by ``optimiser``, each in a separate parameter group."""
         self.bind(OptimizerGroups(optimiser, self.host, separate=True))
 
     def bind(self, groups: OptimizerGroups) -> None:
-        """Train seeds by other optimisers from now on; they may hold the seeds' parameters already."""
+        """Train all present and later seeds by the optimisers of ``groups``."""
         self.groups = groups
         for slot, graft in self._known.items():
             groups.join(slot, self.sites[slot].path, graft.parameters())
@@ -219,7 +216,7 @@ class MorphogeneticModel(nn.Module):
             if source is not None:
                 groups.copy_moments(host_parameters(source), graft.seed.parameters())
             self._inform(slot, graft)
-        except BaseException:  # Ctrl-C too leaves the network as it was
+        except BaseException:  # Ctrl-C too leaves the network unchanged
             self._known.pop(slot, None)
             groups.leave(slot, graft.parameters())
             place.remove()
@@ -292,11 +289,11 @@ class MorphogeneticModel(nn.Module):
         lifecycle.germinate(self.table, 0, slot, seed, self.rules)
 
     def is_finite(self, slot: int) -> bool:
-        """Return whether every weight of the seed in ``slot`` is finite."""
-        return self.slots[slot].is_finite
+        """Return whether every weight and statistic of the seed in ``slot`` is finite."""
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self.slots[slot].held.floats())
 
     def host_parameters(self) -> list[nn.Parameter]:
-        """Return the host's parameters, without those of seeds."""
+        """Return the host's parameters, without parameters of seeds."""
         return self._host_parameters
 
     def seed_parameters(self, slot: int) -> list[nn.Parameter]:
@@ -304,6 +301,7 @@ class MorphogeneticModel(nn.Module):
         return self._seed_parameters[slot]
 
     def drop_gradients(self) -> None:
+        """Set the gradients of all parameters to None."""
         for parameters in (self._host_parameters, *self._seed_parameters):
             for parameter in parameters:
                 parameter.grad = None
@@ -334,25 +332,20 @@ class MorphogeneticModel(nn.Module):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to a state of a network with the same host, whatever has grown since.
+        """Return to a state of a network with the same host, even if other seeds have grown since.
 
-        Seeds are built and checked before anything changes. Optimiser groups are the caller's to restore.
+        Seeds are built and checked before anything changes. The caller restores the optimiser groups.
 
         Raises:
-            HostError: The state belongs to another host or is not finite; the network is as it was.
+            HostError: The state belongs to another host or is not finite; the network is unchanged.
         """
-        tensors: dict[str, Tensor] = state["host"]
         table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
-        plain = {name: value for name, value in tensors.items() if RESERVED not in name.split(".")}
-        _check_fits({n: v for n, v in self.host.state_dict().items() if RESERVED not in n.split(".")}, plain)
-        _check_slots(self.slots, state)
-        if not all(bool(t.isfinite().all()) for t in tensors.values()):
-            raise HostError("a state with weights that are not finite cannot be returned to")
-        grafts = [self._rebuilt(slot, tensors) for slot in self.slots]
+        check_state(self.slots, without_seeds(self.host.state_dict()), state)
+        grafts = [loaded_graft(slot, state["host"]) for slot in self.slots]
         for slot in self.slots:
             if slot.graft is not None:
                 slot.remove()
-        self.host.load_state_dict(plain)
+        self.host.load_state_dict(without_seeds(state["host"]))
         for slot, graft, kept in zip(self.slots, grafts, state["slots"], strict=True):
             if graft is not None:
                 graft.stream, graft.stochastic = slot.stream, kept["stochastic"]
@@ -363,25 +356,10 @@ class MorphogeneticModel(nn.Module):
         self.table.assign(table)
         self.sync()
 
-    def _rebuilt(self, slot: SeedSlot, tensors: dict[str, Tensor]) -> Graft | None:
-        prefix = f"{slot.site.path}.{RESERVED}.graft."
-        own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-        if not own:
-            return None
-        try:
-            graft = slot.rebuilt(own["description"], own["alpha"])
-            graft.load_state_dict(own)
-        except (KeyError, RuntimeError) as error:
-            found = str(error).splitlines()[-1].strip()
-            raise HostError(
-                f"the state's seed in slot {slot.site.name} does not fit its blueprint: {found}"
-            ) from None
-        return graft
-
     def layout(self) -> dict[str, Any]:
         """Return slots and table in plain values, without weights."""
         return {
-            "network": _class_name(self.host),
+            "network": f"{type(self.host).__module__}.{type(self.host).__qualname__}",
             "sites": [[site.name, site.path, site.topology, site.width] for site in self.sites],
             "blueprints": list(self._blueprint_names),
             "table": {name: array[0].tolist() for name, array in self.table.arrays().items()},
@@ -393,59 +371,16 @@ class MorphogeneticModel(nn.Module):
         Raises:
             HostError: The layout belongs to another network, or is none.
         """
-        found = self.layout()
-        if not found.keys() <= set(state):
-            raise HostError("this is no state of a Growth; pass what its state_dict() returned")
-        if (state["network"], state["sites"]) != (found["network"], found["sites"]):
-            raise HostError(
-                f"the checkpoint is of a {state['network']} with slots {_listed(state['sites'])}; this is a"
-                f" {found['network']} with slots {_listed(found['sites'])}. Build the same network and pass"
-                " the same slots= before load_state_dict"
-            )
+        check_layout(self.layout(), state)
         table = SlotTable.empty(1, len(self.slots))
         for name, array in table.arrays().items():
             array[0] = state["table"][name]
         for index in sorted(range(len(self.slots)), key=lambda i: table.seed_id[0, i]):
-            slot = self.slots[index]
             wanted = None
             if table.occupied[0, index]:
                 blueprint = state["blueprints"][table.blueprint[0, index]]
                 wanted = description_of(blueprint, int(table.style[0, index]))
-            if slot.graft is not None and (
-                wanted is None or not torch.equal(slot.graft.description.cpu(), wanted)
-            ):
-                slot.remove()
-            if slot.graft is None and wanted is not None:
-                slot.rebuild(wanted, self._like(index))
+            self.slots[index].match(wanted, self._like(index))
         self.follow_state()
         self.table.assign(table)
         self.sync()
-
-
-def _check_fits(own: dict[str, Tensor], other: dict[str, Tensor]) -> None:
-    """Raise unless both name the same tensors of the same shapes."""
-    names = sorted(own.keys() ^ other.keys())
-    names += [name for name in own.keys() & other.keys() if own[name].shape != other[name].shape]
-    if names:
-        raise HostError(f"the state belongs to another host; different: {', '.join(names[:5])}")
-
-
-def _check_slots(slots: Sequence[SeedSlot], state: dict[str, Any]) -> None:
-    """Raise unless the state has these slots."""
-    other = "the state belongs to another host;"
-    if len(state["slots"]) != len(slots):
-        raise HostError(f"{other} it has {len(state['slots'])} slots and this network has {len(slots)}")
-    seeds = {name.partition(f".{RESERVED}.")[0] for name in state["host"] if RESERVED in name.split(".")}
-    if unknown := sorted(seeds - {slot.site.path for slot in slots}):
-        raise HostError(f"{other} it has a seed at {unknown[0]}, where this network has no slot")
-    for slot, kept in zip(slots, state["slots"], strict=True):
-        if slot.stream is not None and kept["stream"] is None:
-            raise HostError(f"{other} its slot {slot.site.name} has no random stream")
-
-
-def _class_name(net: nn.Module) -> str:
-    return f"{type(net).__module__}.{type(net).__qualname__}"
-
-
-def _listed(sites: Sequence[Sequence[Any]]) -> str:
-    return ", ".join(f"{name} ({topology}, {width} wide)" for name, _, topology, width in sites)

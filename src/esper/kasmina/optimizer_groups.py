@@ -1,9 +1,9 @@
-"""Parameter groups of seeds in the optimiser that trains the network.
+"""Parameter groups of seeds in the optimisers that train the network.
 
 In a user's loop a seed's parameters are appended to the existing group that trains the layers next to it, so
-that learning rate, scheduler, gradient scaler, accumulation and clipping apply to them; another group would
-break or rescale common schedulers. In an environment, which sets all rates itself, each seed has a separate
-group with its own learning rate.
+that learning rate, scheduler, gradient scaler, accumulation and clipping apply to them; an additional
+group would break common schedulers. In an environment, which sets all learning rates, each seed has a
+separate group.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.utils._pytree import tree_map_only
 
 from esper.leyline.errors import HostError
 
@@ -36,10 +37,10 @@ class OptimizerGroups:
         net: Network that the optimisers train.
         calls: Position of every submodule in the forward pass, by path; only for seeds that join the group
             of a neighbouring layer.
-        separate: Give each seed a parameter group of its own.
+        separate: Give each seed a separate parameter group.
 
     Raises:
-        HostError: An optimiser cannot take new parameters, or trains no parameter of the network.
+        HostError: An optimiser cannot accept new parameters, or trains no parameter of the network.
     """
 
     def __init__(
@@ -127,39 +128,34 @@ class OptimizerGroups:
                 self.join(slot, "", parameters_of(slot))
         for optimiser, kept in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(deepcopy(kept))
-        for slot, group in zip(state["order"], self._seed_groups(), strict=True):
-            self._own[slot] = group  # load_state_dict makes new group objects
-
-    def _seed_groups(self) -> list[Group]:
-        count = len(self._own)
-        return self.optimisers[0].param_groups[-count:] if count else []
+        if self._own:  # load_state_dict makes new group objects
+            groups = self.optimisers[0].param_groups[-len(self._own) :]
+            self._own = dict(zip(state["order"], groups, strict=True))
 
     def _optimiser_of(self, parameter: nn.Parameter) -> Optimizer | None:
         return next((o for o, group in self._groups if any(p is parameter for p in group["params"])), None)
 
     def near(self, path: str) -> list[list[nn.Parameter]]:
-        """Return the host's parameters by distance: those at ``path``, then upstream, then downstream."""
-        own = host_parameters(self._net.get_submodule(path))
+        """Return the host's parameters layer by layer: at ``path``, then upstream, then downstream."""
         here = self.calls.get(path, -1)
         before = [p for p, position in self.calls.items() if position < here]
         after = [p for p, position in self.calls.items() if position > here]
-        layers = [own]
-        layers += [
-            list(self._net.get_submodule(p).parameters(recurse=False)) for p in (*before[::-1], *after)
-        ]
-        layers.append(host_parameters(self._net))  # modules that the sample's forward did not call, last
+        others = [self._net.get_submodule(p) for p in (*before[::-1], *after)]
+        layers = [host_parameters(self._net.get_submodule(path))]
+        layers += [list(other.parameters(recurse=False)) for other in others]
+        layers.append(host_parameters(self._net))  # last, modules that the sample did not run
         return [layer for layer in layers if layer]
 
     def _group_for(self, parameter: nn.Parameter, near: Sequence[Sequence[nn.Parameter]]) -> Group:
-        """Return the group of the nearest layer's parameters of the same kind (vector, matrix, kernel).
+        """Return the group that trains the nearest parameter of the same kind (vector, matrix, kernel).
 
-        Weight decay is often disabled for vectors by a separate group, and some optimisers take only
-        matrices."""
+        Vectors are often in a separate group without weight decay, and some optimisers accept only matrices.
+        """
         group_of = {id(p): (o, group) for o, group in self._groups for p in group["params"]}
         held = [[p for p in layer if id(p) in group_of] for layer in near]
         held = [layer for layer in held if layer]
         if not held and not any(p.requires_grad for layer in near for p in layer):
-            return self._groups[0][1]  # the host is frozen, and this optimiser was made for seeds alone
+            return self._groups[0][1]  # the host is frozen: an optimiser for seeds only
         if not held:
             raise HostError("no group of the optimiser holds a parameter of the network any more")
         optimiser, owner = group_of[id(held[0][0])]
@@ -188,23 +184,17 @@ def host_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 def clone_tree(tree: Any) -> Any:
     """Return a copy of nested dicts and lists that shares no tensor with the original."""
-    if isinstance(tree, Tensor):
-        return tree.clone()
-    if isinstance(tree, dict):
-        return {key: clone_tree(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [clone_tree(value) for value in tree]
-    return tree
+    return tree_map_only(Tensor, Tensor.clone, tree)
 
 
 def _kind(parameter: nn.Parameter) -> int:
-    """0 for vectors, 1 for matrices, 2 for kernels."""
+    """Return 0 for vectors, 1 for matrices, 2 for kernels."""
     return min(max(parameter.ndim - 1, 0), 2)
 
 
 @contextmanager
 def held_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Let a schedule inside start from the present learning rates, and restore them on exit."""
+    """Restore the learning rates on exit; a schedule inside starts from the present rates."""
     before = [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["initial_lr"] = deepcopy(group["lr"])
@@ -217,7 +207,7 @@ def held_rates(optimizer: Optimizer) -> Iterator[None]:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuse anything but a single optimiser."""
+    """Raise HostError unless ``optimizer`` is one torch optimiser."""
     if not isinstance(optimizer, Optimizer):
         found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
         raise HostError(

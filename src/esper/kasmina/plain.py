@@ -1,4 +1,4 @@
-"""Conversion of a network with slots into a plain module that is proved to compute the same.
+"""Conversion of a network with slots into a plain module, with a comparison of their outputs.
 
 A seed becomes a ``torch.fx`` graph of torch modules: a child of its submodule and that submodule's forward
 hook. Class, signature, attributes, containers and other hooks of the network stay, and unpickling it needs no
@@ -49,7 +49,7 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
         Whether seeds are left as graphs in the network.
 
     Raises:
-        HostError: An output differs; the message names the slot, and the network is as it was.
+        HostError: An output differs; the message names the slot, and the network is unchanged.
     """
     wanted = _outputs(net, sample)
     undone: list[Undo] = []
@@ -69,7 +69,7 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
                     _compare_seed(slot)
                 undone.append(_settle(submodule, slot))
             _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
-    except BaseException:  # Ctrl-C too leaves the network as it was
+    except BaseException:  # Ctrl-C too leaves the network unchanged
         for undo in reversed(undone):
             undo()
         raise
@@ -97,7 +97,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
 
 @contextmanager
 def plain_on_error(finish: Callable[[], nn.Module]) -> Iterator[None]:
-    """Call ``finish`` after an error, so that the caller's network is plain and as far as it was trained."""
+    """Call ``finish`` after an error, so that the caller gets a plain network with the training so far."""
     try:
         yield
     except BaseException as error:
@@ -119,8 +119,7 @@ def _without(submodule: nn.Module, slot: SeedSlot) -> Undo:
 
 def _settle(submodule: nn.Module, slot: SeedSlot) -> Undo:
     """Replace the slot by the seed's graph, and the slot's hook by the graph."""
-    graft = slot.graft
-    assert graft is not None
+    graft = slot.held
     assert slot.handle is not None
     graph = graph_of(graft, slot.site.output).train(submodule.training)
     number, name = slot.handle.id, GROWN
@@ -140,8 +139,7 @@ def _settle(submodule: nn.Module, slot: SeedSlot) -> Undo:
 
 def _is_linear(net: nn.Module, submodule: nn.Module, slot: SeedSlot) -> bool:
     """Return whether the seed is a linear map after a linear layer whose weight has one name."""
-    graft = slot.graft
-    assert graft is not None
+    graft = slot.held
     if type(submodule) is not nn.Linear or graft.operator is not BlendOperator.ADD:
         return False
     layers = [m for m in graft.seed.modules() if not isinstance(m, Mirrored | nn.Sequential)]
@@ -161,14 +159,14 @@ def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> Undo
     """
     layer = net.get_submodule(slot.site.path)
     assert isinstance(layer, nn.Linear)
-    assert slot.graft is not None
+    graft = slot.held
     kept = [(p, p.clone()) for p in layer.parameters(recurse=False)]
     for parameter, before in kept:
         rows = before.double().view(layer.out_features, -1).T
-        change = slot.graft.seed.double()(rows).T.reshape(before.shape)
-        parameter.copy_(before.double() + slot.graft.alpha.double() * change)
-    slot.graft.seed.to(layer.weight.dtype)
-    graft = slot.remove()
+        change = graft.seed.double()(rows).T.reshape(before.shape)
+        parameter.copy_(before.double() + graft.alpha.double() * change)
+    graft.seed.to(layer.weight.dtype)
+    slot.remove()
     del layer._modules[RESERVED]
 
     def undo() -> None:
@@ -189,7 +187,7 @@ def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> Undo
 
 
 class _Hook(nn.Module):
-    """The slot's hook in operations that can be traced."""
+    """Forward hook of a slot in operations that ``torch.fx`` can trace."""
 
     alpha: Tensor
 
@@ -212,11 +210,8 @@ class _Tracer(fx.Tracer):
     """Traces through modules of esper and its subclasses; all others stay modules."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return not any(_is_ours(type(inner)) for inner in m.modules())
-
-
-def _is_ours(kind: type) -> bool:
-    return any(base.__module__.split(".")[0] == "esper" for base in kind.__mro__)
+        bases = {base for inner in m.modules() for base in type(inner).__mro__}
+        return not any(base.__module__.split(".")[0] == "esper" for base in bases)
 
 
 def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
@@ -267,8 +262,7 @@ def _outputs(net: nn.Module, sample: Any) -> Outputs:
 
 def _compare_seed(slot: SeedSlot) -> None:
     """Compare a seed's graph with the seed on made-up features, in both modes."""
-    graft = slot.graft
-    assert graft is not None
+    graft = slot.held
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)
     graph = graph_of(graft, Output("tensor"))

@@ -1,7 +1,7 @@
-"""A torch random stream of its own, entered like a room.
+"""Independent torch random streams as contexts.
 
-Layers draw from torch's global generators, so a stream swaps its state in and the global one out.
-What happens inside leaves the global state untouched, bit for bit.
+Layers draw from torch's global generators. Inside the context the generators have the state of the stream;
+on exit they have their earlier state again, bit for bit.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 CUDA_STATE: Final = 16
-"""Bytes of a CUDA generator's state."""
+"""Size in bytes of the state of a CUDA generator."""
 
 
 class TorchStream:
-    """A named sequence of random numbers for everything drawn inside ``with stream:``.
+    """Sequence of random numbers for all draws inside ``with stream:``.
 
-    On a CUDA ``device`` layers draw there and on the processor: the state is that of both generators.
+    For a CUDA ``device`` the stream holds the states of the CPU generator and the CUDA generator, because
+    layers draw from both.
     """
 
     def __init__(self, seed: int, device: torch.device | None = None) -> None:
@@ -54,9 +55,9 @@ class TorchStream:
         torch.cuda.set_rng_state(state[-CUDA_STATE:], self._cuda)
 
     def get_state(self) -> Tensor:
-        """The position in the stream."""
+        """Return the position in the stream."""
         return self._state.clone()
 
     def set_state(self, state: Tensor) -> None:
-        """Continue from a position taken by ``get_state``."""
+        """Continue from a position that ``get_state`` returned."""
         self._state = state.clone()

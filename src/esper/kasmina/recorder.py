@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 
 from esper.kasmina.actuator import Outcome
@@ -41,68 +42,15 @@ class RowKey(NamedTuple):
 
 
 def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of ``row`` that ``place`` and ``source`` have by name; non-finite values are
-    unknown."""
+    """Return the columns of ``row`` that occur in ``place`` or ``source``; non-finite values become None."""
     known_here = {name: known(source[name]) for name in row.__struct_fields__ if name in source}
     return known_here | place._asdict()
-
-
-class DecisionOutcome(NamedTuple):
-    """One decision and its outcome."""
-
-    place: RowKey
-    action: IntArray
-    """Canonical, ``[8]``."""
-    read: BoolArray
-    forced: bool
-    outcome: Outcome
-
-
-def decision_row(
-    decision: DecisionOutcome, policy: PolicyOutput | None = None, reward: Reward | None = None
-) -> DecisionRow:
-    """Return the row of a decision, with the policy's output and the reward where there are any."""
-    return DecisionRow(
-        **decision.place._asdict(),
-        action=decision.action.tolist(),
-        read=decision.read.tolist(),
-        forced=decision.forced,
-        succeeded=decision.outcome.succeeded,
-        refused_by=decision.outcome.refused_by,
-        failed_checks=list(decision.outcome.failed_checks),
-        **({} if policy is None else known(policy._asdict())),
-        reward=None if reward is None else known(reward.total),
-        reward_terms=None if reward is None else known(dict(reward.terms)),
-    )
-
-
-def transition_rows(
-    place: RowKey, moves: Sequence[StageMove], score: float | None
-) -> Iterator[TransitionRow]:
-    """Yield one row per stage move; ``score`` is the last validation score."""
-    for move in moves:
-        yield TransitionRow(
-            **place._asdict(),
-            slot=move.slot,
-            seed=move.seed_id,
-            blueprint=move.blueprint,
-            from_stage=int(move.origin),
-            to_stage=int(move.target),
-            cause=move.cause,
-            reason=move.reason,
-            gate=move.verdict.gate if move.verdict else None,
-            passed=list(move.verdict.passed) if move.verdict else [],
-            score=score,
-            contribution=known(move.contribution),
-            age=move.age,
-        )
 
 
 def counterfactual_rows(
     place: RowKey, result: Contributions, in_forward: BoolArray
 ) -> Iterator[CounterfactualRow]:
-    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` are all active
-    seeds."""
+    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` marks active seeds."""
     if not result.slots:
         return
     for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
@@ -111,65 +59,6 @@ def counterfactual_rows(
         yield CounterfactualRow(
             **place._asdict(), on=on.tolist(), score=known(float(score)), loss=float(loss)
         )
-
-
-def epoch_row(
-    place: RowKey,
-    facts: EnvFacts,
-    seconds: Mapping[str, float],
-    *,
-    twin_score: float | None,
-    learning_rate: float,
-    skipped_batches: int,
-    skipped_steps: int,
-) -> EpochRow:
-    """Return the row of an epoch; ``seconds`` are those of each phase of its step."""
-    spans = {phase: 1000 * span for phase, span in seconds.items()}
-    return EpochRow(
-        **_columns(EpochRow, place, asdict(facts)),
-        twin_score=twin_score,
-        learning_rate=learning_rate,
-        skipped_batches=skipped_batches,
-        skipped_steps=skipped_steps,
-        ms=sum(spans.values()),
-        phase_ms=spans,
-    )
-
-
-def seed_rows(place: RowKey, table: SlotTable) -> Iterator[SeedRow]:
-    """Yield one row per occupied slot of a table of one environment."""
-    for slot in np.flatnonzero(table.occupied[0]).tolist():
-        values = {name: column[0, slot].item() for name, column in table.arrays().items()}
-        yield SeedRow(
-            **_columns(SeedRow, place, values),
-            slot=slot,
-            seed=values["seed_id"],
-            freshness=freshness(values["epochs_since_measured"]),
-            params=values["seed_params"],
-        )
-
-
-def alert_row(place: RowKey, intervention: Intervention) -> AlertRow:
-    """Return the row of an intervention by the governor."""
-    return AlertRow(
-        **place._asdict(),
-        rule=intervention.alarm.kind,
-        event="raised",
-        severity="error",
-        scope=f"environment {place.env}",
-        value=known(intervention.alarm.loss),
-        limit=known(intervention.alarm.limit),
-        hint=f"the governor {intervention.answer}",
-    )
-
-
-def episode_row(place: RowKey, known_columns: Mapping[str, Any], reward: Reward | None = None) -> EpisodeRow:
-    """Return the row of an episode from its known columns; ``reward`` is its undiscounted return."""
-    return EpisodeRow(
-        **_columns(EpisodeRow, place, known_columns),
-        total_reward=None if reward is None else known(reward.total),
-        reward_terms=None if reward is None else known(dict(reward.terms)),
-    )
 
 
 class Recorder:
@@ -186,7 +75,7 @@ class Recorder:
         self._key = key
         self.op_counts = [0] * NUM_OPS
         self.refused = 0
-        self._decision: DecisionOutcome | None = None
+        self._decision: DecisionRow | None = None
 
     def emit(self, rows: Iterable[Row]) -> None:
         """Send rows to the sink, if there is one."""
@@ -205,40 +94,92 @@ class Recorder:
         """
         self.op_counts[int(action[Head.OP])] += 1
         self.refused += not outcome.succeeded
-        read = heads_read(action[None], alpha)[0]
-        forced = not np.delete(legal.any(axis=1), OP_WAIT).any()
-        self._decision = DecisionOutcome(self._key(), action, read, forced, outcome)
+        self._decision = DecisionRow(
+            **self._key()._asdict(),
+            action=action.tolist(),
+            read=heads_read(action[None], alpha)[0].tolist(),
+            forced=not np.delete(legal.any(axis=1), OP_WAIT).any(),
+            succeeded=outcome.succeeded,
+            refused_by=outcome.refused_by,
+            failed_checks=list(outcome.failed_checks),
+        )
 
     def decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
-        """Emit the row of the last decision."""
-        if self.sink is not None and self._decision is not None:
-            self.emit([decision_row(self._decision, policy, reward)])
+        """Emit the row of the last decision, with the policy's output and the reward if given."""
+        if self._decision is not None:
+            columns = {} if policy is None else known(policy._asdict())
+            if reward is not None:
+                columns |= {"reward": known(reward.total), "reward_terms": known(dict(reward.terms))}
+            self.emit([msgspec.structs.replace(self._decision, **columns)])
 
     def moves(self, moves: Sequence[StageMove], score: float | None) -> None:
-        """Emit one row per stage move."""
-        if self.sink is not None:
-            self.emit(transition_rows(self._key(), moves, score))
+        """Emit one row per stage move; ``score`` is the last validation score."""
+        for move in moves:
+            row = TransitionRow(
+                **self._key()._asdict(),
+                slot=move.slot,
+                seed=move.seed_id,
+                blueprint=move.blueprint,
+                from_stage=int(move.origin),
+                to_stage=int(move.target),
+                cause=move.cause,
+                reason=move.reason,
+                gate=move.verdict.gate if move.verdict else None,
+                passed=list(move.verdict.passed) if move.verdict else [],
+                score=score,
+                contribution=known(move.contribution),
+                age=move.age,
+            )
+            self.emit([row])
 
     def interventions(self, interventions: Iterable[Intervention], score: float | None) -> None:
         """Emit the stage moves and alerts of interventions by the governor."""
         for each in interventions:
             self.moves(each.moves, score)
-            self.emit([alert_row(self._key(), each)])
+            key = self._key()
+            row = AlertRow(
+                **key._asdict(),
+                rule=each.alarm.kind,
+                event="raised",
+                severity="error",
+                scope=f"environment {key.env}",
+                value=known(each.alarm.loss),
+                limit=known(each.alarm.limit),
+                hint=f"the governor {each.answer}",
+            )
+            self.emit([row])
 
     def epoch(
         self, facts: EnvFacts, measured: Contributions, seconds: Mapping[str, float], **columns: Any
     ) -> None:
-        """Emit the rows of an epoch: configurations, the epoch, and its seeds."""
+        """Emit the rows of an epoch: configurations, the epoch, and its seeds.
+
+        Args:
+            facts: Facts after the epoch.
+            measured: Contributions of the seeds.
+            seconds: Seconds of each phase of the step.
+            columns: All other columns of the epoch's row.
+        """
         if self.sink is None:
             return
-        key = self._key()
+        key, spans = self._key(), {phase: 1000 * span for phase, span in seconds.items()}
         self.emit(counterfactual_rows(key, measured, self._table.in_forward[0]))
-        self.emit([epoch_row(key, facts, seconds, **columns), *seed_rows(key, self._table)])
+        columns |= {"ms": sum(spans.values()), "phase_ms": spans}
+        self.emit([EpochRow(**_columns(EpochRow, key, asdict(facts)), **columns)])
+        for slot in np.flatnonzero(self._table.occupied[0]).tolist():
+            values = {name: column[0, slot].item() for name, column in self._table.arrays().items()}
+            values |= {"slot": slot, "seed": values["seed_id"], "params": values["seed_params"]}
+            values["freshness"] = freshness(values["epochs_since_measured"])
+            self.emit([SeedRow(**_columns(SeedRow, key, values))])
 
     def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:
-        """Emit the row of the episode."""
-        counted = {"op_counts": list(self.op_counts), "refused": self.refused}
-        self.emit([episode_row(self._key(), {**counted, **known_columns}, reward)])
+        """Emit the row of the episode; ``reward`` is its undiscounted return."""
+        row = EpisodeRow(
+            **_columns(EpisodeRow, self._key(), dict(known_columns) | self.state()),
+            total_reward=None if reward is None else known(reward.total),
+            reward_terms=None if reward is None else known(dict(reward.terms)),
+        )
+        self.emit([row])
 
     def state(self) -> dict[str, Any]:
         return {"op_counts": list(self.op_counts), "refused": self.refused}

@@ -28,7 +28,7 @@ NOT_FINITE: Final = Alarm("non-finite", math.nan, math.inf)
 
 
 class Recoverable(Protocol):
-    """A network in training, as recovery needs it."""
+    """Network in training that can return to a snapshot."""
 
     @property
     def model(self) -> MorphogeneticModel: ...
@@ -39,11 +39,8 @@ class Recoverable(Protocol):
     def load_weights(self, weights: Any) -> None:
         """Return to a snapshot."""
 
-    def begin_streams(self, *purpose: str) -> None:
-        """Restart the random streams under another name."""
-
-    def follow_rollback(self, stayed: Sequence[int]) -> None:
-        """React to a rollback after which the seeds of the slots ``stayed`` are the same."""
+    def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
+        """React to rollback ``number``, which has not changed the seeds of the slots ``stayed``."""
 
     def count(self, moves: Sequence[StageMove]) -> None:
         """React to stage moves."""
@@ -61,7 +58,7 @@ class Intervention(NamedTuple):
 
 
 class Recovery:
-    """Checks the epochs of one training and undoes those that broke it.
+    """Check of every epoch of a training, and rollback of epochs that broke it.
 
     Args:
         trained: Network in training.
@@ -140,9 +137,8 @@ class Recovery:
         self.rolled_back = True
         before = table.copy()
         trained.load_weights(self._good)
-        trained.begin_streams("rollback", str(self.rollbacks))
         same = (before.seed_id == table.seed_id) & table.occupied
-        trained.follow_rollback(same[0].nonzero()[0].tolist())
+        trained.follow_rollback(self.rollbacks, same[0].nonzero()[0].tolist())
         answer = f"rolled back to epoch {self._good_epoch}"
         self._interventions.append(Intervention(alarm, answer, _undone(before, table)))
 
@@ -160,10 +156,10 @@ class Recovery:
         self._governor.load_state(state["governor"])
         self.rolled_back = self._fossilized = False
 
-    # --- the guilty seed ----------------------------------------------------------------------
+    # --- removal of the seed that caused an alarm ---------------------------------------------
 
     def _guilty(self, measured: Contributions) -> int | None:
-        """Return the live seed whose removal gives the lowest loss, if that loss raises no alarm."""
+        """Return the slot of the live seed without which the loss is lowest, if that loss raises no alarm."""
         if not measured.slots and self._trained.model.blended:
             measured = self._trained.measure(contributions=True)
         live = [slot for slot in measured.slots if self._trained.model.table.live[0, slot]]
@@ -184,10 +180,9 @@ class Recovery:
         return bool(guilty)
 
     def _explains(self, slot: int, x: Tensor, y: Tensor) -> bool:
-        """Return whether the live seed at ``slot`` is non-finite, or loss and gradient are finite without
-        it."""
+        """Return whether ``slot`` has a live seed that is non-finite, or without which all is finite."""
         model = self._trained.model
-        if not self._trained.model.table.live[0, slot]:
+        if not model.table.live[0, slot]:
             return False
         if not model.is_finite(slot):
             return True
@@ -208,7 +203,7 @@ class Recovery:
 
 
 def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:
-    """Return the stage moves that lead from the slots before a rollback to those after it."""
+    """Return the stage moves between the slot tables before and after a rollback."""
     changed = (before.stage != after.stage) | (before.seed_id != after.seed_id)
     return [
         StageMove(
@@ -229,7 +224,7 @@ def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:
 
 
 class UserTraining:
-    """A user's training as recovery needs it: snapshots of network, seeds, slot table and optimiser state.
+    """User's training that can return to a snapshot of network, seeds, slot table and optimiser state.
 
     Args:
         model: Network that the user trains.
@@ -271,11 +266,8 @@ class UserTraining:
                 if name in moments:
                     optimiser.state[parameter] = clone_tree(moments[name])
 
-    def begin_streams(self, *purpose: str) -> None:
-        """Do nothing: the user's random generators have advanced, so the epoch is not repeated exactly."""
-
-    def follow_rollback(self, stayed: Sequence[int]) -> None:
-        """Do nothing: compute is not undone."""
+    def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
+        """Do nothing: compute is not undone, and the user's random generators have advanced."""
 
     def measure(self, *, contributions: bool) -> Contributions:
         """Measure the contributions of all active seeds."""

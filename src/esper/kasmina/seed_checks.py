@@ -1,4 +1,4 @@
-"""What a seed must show before it enters a slot: that it fits, and that it is a delta."""
+"""Checks of a new seed before it enters a slot: it fits the slot and returns a delta of zero."""
 
 import copy
 from collections.abc import Iterator
@@ -11,21 +11,16 @@ from esper.kasmina.blueprints import BlueprintSpec, specs_for
 from esper.leyline.errors import BlueprintError
 
 
-def takes(spec: BlueprintSpec, width: int, *, copyable: bool) -> bool:
-    """Whether a slot of ``width`` can hold a seed of ``spec``; ``copyable`` if it has a block to copy."""
-    return spec.fits(width) and (copyable or not spec.copies)
-
-
 def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) -> None:
-    """Refuse a blueprint that ``slot`` cannot hold, naming those that it can."""
-    others = ", ".join(s.name for s in specs_for(spec.topology) if takes(s, width, copyable=copyable))
+    """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the message names others."""
+    others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(width, copyable=copyable))
     if spec.copies and not copyable:
         raise BlueprintError(
             f"blueprint '{spec.name}' copies the last block upstream, and slot {slot} has none: a module with"
             " parts, called with one tensor, whose shape it keeps (a Sequential stands for its last child);"
             f" choose from {others}"
         )
-    if not spec.fits(width):
+    if not spec.fits(width, copyable=copyable):
         raise BlueprintError(
             f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
             f" slot {slot} is {width} wide. Change the host's width, or choose from"
@@ -35,7 +30,7 @@ def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) ->
 
 @contextmanager
 def refusals(spec: BlueprintSpec, sample: Tensor) -> Iterator[None]:
-    """Whatever goes wrong while a seed is built and tried becomes one sentence about its blueprint."""
+    """Convert any error while a seed is built and tried into a BlueprintError."""
     try:
         yield
     except BlueprintError:
@@ -47,15 +42,20 @@ def refusals(spec: BlueprintSpec, sample: Tensor) -> Iterator[None]:
 
 
 def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
-    """Try the seed in both modes, on a copy: its own statistics must not see the sample.
+    """Run a copy of the seed on ``sample`` in both modes and check its delta.
 
-    Returns whether it draws random numbers in training mode, which the processor's generator shows.
+    Returns:
+        Whether the seed draws random numbers in training mode.
+
+    Raises:
+        BlueprintError: The seed has no parameters, or its delta is not allowed.
     """
     if not any(True for _ in seed.parameters()):
         raise BlueprintError(
             f"blueprint '{spec.name}' has no parameters, so its seed could not learn; give it a layer with"
             " weights"
         )
+    # A copy, so that the sample does not enter the seed's running statistics.
     trial, sample = copy.deepcopy(seed).cpu(), sample.cpu()
     before = torch.get_rng_state()
     _check_delta(spec, trial.train(), sample)
@@ -65,7 +65,10 @@ def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
 
 
 def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
-    """Refuse a new seed that writes into its input, or is not zero though it copies nothing."""
+    """Raise BlueprintError unless the delta has the input's shape, is finite, and is zero at birth.
+
+    The delta of a copied block may be non-zero. The input must not be changed in place.
+    """
     name, features = spec.name, sample.clone()
     with torch.no_grad():
         delta = seed(features)

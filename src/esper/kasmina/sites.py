@@ -87,10 +87,17 @@ class Site:
 
 
 def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
-    """The sites that ``slots`` names (``auto``, names, globs), in the order in which the forward meets them.
+    """Return the sites that ``slots`` names, in the order of the forward pass.
 
-    ``encoder:hidden`` grows the tensor named (or numbered) ``hidden`` in what ``encoder`` returns, rather
-    than the first one.
+    Args:
+        net: Network without slots.
+        slots: ``"auto"``, or names of submodules and globs. ``encoder:hidden`` selects the output named (or
+            numbered) ``hidden`` of ``encoder`` instead of its first tensor.
+        sample: Input of the network.
+
+    Raises:
+        HostError: A submodule cannot carry a slot, or none was named.
+        UnknownNameError: A name matches no submodule.
     """
     calls, result = dry_forward(net, sample)
     by_path: dict[str, list[Call]] = {}
@@ -121,8 +128,7 @@ def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
-    """Raise if the forward pass fails in training mode, or passes a site in another way than in
-    evaluation."""
+    """Raise HostError if the forward pass fails in training mode, or a site returns another type there."""
     calls, _ = dry_forward(net, sample, training=True)
     for site in sites:
         outputs = [each.output for each in calls if each.path == site.path]
@@ -155,13 +161,13 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _matches(name: str, glob: str) -> bool:
-    """Whether a path is what a glob means, part by part: ``layers.*`` are children, not what they hold."""
+    """Match a path component by component: ``layers.*`` matches only direct children of ``layers``."""
     parts, patterns = name.split("."), glob.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]) -> Site:
-    """The site that ``name`` means, or a sentence why it is none."""
+    """Return the site named ``name``; raise HostError if the submodule cannot carry a slot."""
     module = net.get_submodule(name)
     kind = type(module).__name__
     path = next(path for path, other in net.named_modules() if other is module)
@@ -197,17 +203,13 @@ def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]
     width = shape[1] if topology == "feature_map" else shape[-1]
     is_block = output.holder == "tensor" and _is_block(net.get_submodule(carrier), found)
     block = carrier if is_block else None
-    return Site(name, carrier, topology, width, shape, output, swap, block, _is_channels_last(features))
-
-
-def _is_channels_last(features: Tensor) -> bool:
-    if features.ndim != 4:
-        return False
-    return features.is_contiguous(memory_format=torch.channels_last) and not features.is_contiguous()
+    channels_last = topology == "feature_map" and not features.is_contiguous()
+    channels_last = channels_last and features.is_contiguous(memory_format=torch.channels_last)
+    return Site(name, carrier, topology, width, shape, output, swap, block, channels_last)
 
 
 def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:
-    """``path``, or for a container the child whose output is its own; None where there is no such child."""
+    """Return ``path``, or for a container the child that computes its output; None if no child does."""
     module = net.get_submodule(path)
     if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return path
@@ -220,7 +222,7 @@ def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> st
 
 
 def _locate(output: Any, key: str) -> Output | None:
-    """Where the features are: at ``key``, or the first tensor of floats."""
+    """Return the position of the features in ``output``: at ``key``, or the first tensor of floats."""
     if isinstance(output, Tensor):
         return Output("tensor") if output.is_floating_point() and not key else None
     holder: Holder
@@ -255,7 +257,10 @@ _CHANNELS_LAST: Final = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.M
 
 
 def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple[int, int] | None:
-    """Axes to exchange, by the last layer before that says where channels are, and by ``batch_first``."""
+    """Return the axes to transpose, so that features are ``[batch, tokens, width]``.
+
+    Inferred from the last layer at or before ``path`` with a fixed channel axis, and from ``batch_first``.
+    """
     until = list(by_path).index(path) + 1
     for earlier in reversed(list(by_path)[:until]):
         module = net.get_submodule(earlier)
@@ -266,22 +271,23 @@ def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
         around = net.get_submodule(".".join(parts[:end])).modules()
-        said = [m.batch_first for m in around if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
-        if said:
-            return None if all(said) else (0, 1)
+        batch_firsts = [m.batch_first for m in around if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
+        if batch_firsts:
+            return None if all(batch_firsts) else (0, 1)
     return None
 
 
 def _is_width_last(module: nn.Module) -> bool:
-    """Whether the layer itself says so. Subclasses may not: LayerNorms of images exchange axes within."""
+    """Return whether the layer puts the width last; subclasses are excluded, because they may transpose."""
     is_last = type(module) in (nn.Linear, nn.Embedding)
     return is_last or (type(module) is nn.LayerNorm and len(module.normalized_shape) == 1)
 
 
 def _is_block(module: nn.Module, found: Call) -> bool:
-    """Whether the module was called with one tensor and nothing else, and kept its shape.
+    """Return whether the module has children, was called with one tensor only, and kept its shape.
 
-    An attention mask counts even where it is None: transformers leaves it out for batches without padding.
+    A module with an attention mask is no block even if the mask was None: transformers passes one for padded
+    batches only.
     """
     named = inspect.signature(module.forward).bind(*found.args, **found.kwargs).arguments
     given = [value for value in named.values() if isinstance(value, Tensor) or value]
@@ -294,18 +300,18 @@ def _is_block(module: nn.Module, found: Call) -> bool:
     )
 
 
-# --- which places to take where none is named ---------------------------------------------------------------
+# --- automatic choice of sites ------------------------------------------------------------------------------
 
 
 def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
-    """Outermost blocks that the network repeats, else its layers with weights; not the output itself."""
+    """Return sites after the outermost repeated blocks, or after layers with weights; never at the output."""
     blocks = _repeated(net, by_path)
     graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
     grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
     places = blocks or [
         p
         for p in by_path
-        if not p.startswith(grown)  # halves of a seed that an earlier growth has finished
+        if not p.startswith(grown)  # branches of a seed from an earlier growth
         and any(True for _ in net.get_submodule(p).parameters(recurse=False))
     ]
     ends = tensors_in(result)
@@ -323,13 +329,13 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
             f"slots='auto' finds no place in {type(net).__name__}: no layer runs exactly once and hands on"
             " features; name submodules with slots=[…]"
         )
-    # The last place of every stretch of equal length: depth is covered, and the last place is in.
+    # The last site of each of ``count`` stretches of equal length, so that the sites cover the depth.
     count = min(len(found), MOST_AUTO_SITES)
     return [found[round((i + 1) * len(found) / count) - 1] for i in range(count)]
 
 
 def _repeated(net: nn.Module, by_path: Mapping[str, list[Call]]) -> list[str]:
-    """Outermost modules with children whose class occurs more than once, in order of execution."""
+    """Return the outermost modules with children whose class occurs more than once, in order of execution."""
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     inner = {p: m for p, m in net.named_modules() if p in by_path and not isinstance(m, containers)}
     parents = {path: type(m) for path, m in inner.items() if any(True for _ in m.children())}

@@ -1,10 +1,8 @@
-"""Slots: child modules of a network's submodules that hold one seed each and add it in a forward hook.
+"""Slots: child modules that hold one seed each and blend it into their parent's output in a forward hook.
 
 As a child module the seed is part of ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and
-pickling. An empty slot has no tensors and no hook: it costs nothing, keeps every key of the state dict, and
-leaves torch's fused layers, which look for hooks, as they are.
-
-Stage, age and alpha belong to the slot table; the slot keeps what torch needs.
+pickling. An empty slot has no tensors and no hook: it costs no time, adds no key to the state dict, and does
+not disable torch's fused layers. Stage, age and alpha are stored in the slot table.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina import seed_checks
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
-from esper.kasmina.graft import Graft, Participation, build_graft, described
+from esper.kasmina.graft import Graft, Participation, described
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
@@ -35,7 +33,7 @@ RESERVED: Final = SEED_NAME
 
 
 class SeedSlot(nn.Module):
-    """Room for one seed after the submodule that has this slot as a child.
+    """Place for one seed after the submodule that has this slot as a child.
 
     Args:
         site: Position of the slot in the network.
@@ -60,7 +58,7 @@ class SeedSlot(nn.Module):
         """Functions of the network that torch.compile may have compiled."""
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
-        """Kept: only an unpickled handle reserves its hook's number in a new process."""
+        """Handle of the hook; pickled too, because it reserves the hook's number in a new process."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
@@ -74,17 +72,13 @@ class SeedSlot(nn.Module):
             self.graft.take_part(participation)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse a parent that runs all its children in turn; the hook does the work."""
+        """Raise HostError: only the hook runs a seed, and the parent must not call its children in turn."""
         raise HostError(
             f"the submodule at '{self.site.path}' runs all its children in turn, its slot among them; name"
             " the child that comes last as the slot"
         )
 
     # --- the seed -----------------------------------------------------------------------------
-
-    def takes(self, spec: BlueprintSpec) -> bool:
-        """Return whether a seed of this blueprint can be built here."""
-        return spec.fits(self.site.width) and (bool(self.block) or not spec.copies)
 
     def germinate(
         self, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor, block: nn.Module | None = None
@@ -138,9 +132,8 @@ class SeedSlot(nn.Module):
 
     def remove(self) -> Graft:
         """Empty the slot and return its graft; the random stream continues."""
-        assert self.graft is not None
         assert self.handle is not None
-        graft = self.graft
+        graft = self.held
         self.handle.remove()
         self.graft, self.handle = None, None
         self._notice_hooks()
@@ -151,43 +144,41 @@ class SeedSlot(nn.Module):
             notice_hooks(self.forwards)
 
     @property
-    def is_finite(self) -> bool:
-        """Whether every weight and statistic of the seed is finite."""
-        floats = [] if self.graft is None else self.graft.floats()
-        return all(bool(torch.isfinite(tensor).all()) for tensor in floats)
-
-    @property
     def seed(self) -> nn.Module | None:
         """The seed module; None in an empty slot."""
         return None if self.graft is None else self.graft.seed
 
     @property
-    def gate(self) -> nn.Module | None:
-        """The gate of a ``gated_gate`` seed."""
-        return None if self.graft is None else self.graft.gate
+    def held(self) -> Graft:
+        """Graft of a slot that is known to hold one."""
+        assert self.graft is not None, f"slot {self.site.name} is empty"
+        return self.graft
 
     # --- state --------------------------------------------------------------------------------
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Build the seed that the state describes, or remove the present one, before weights are loaded."""
         wanted = state_dict.get(f"{prefix}graft.description")
-        if self.graft is not None and (wanted is None or not torch.equal(self.graft.description, wanted)):
-            if wanted is None:
-                sentence = (
-                    f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
-                )
-                GrowthWarning.issue(sentence)
-            self.remove()
-        if self.graft is None and wanted is not None:
-            self.rebuild(wanted, next(self.parent[0].parameters(), state_dict[f"{prefix}graft.alpha"]))
+        if self.graft is not None and wanted is None:
+            GrowthWarning.issue(
+                f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
+            )
+        self.match(wanted, next(self.parent[0].parameters(), state_dict.get(f"{prefix}graft.alpha")))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
-    def rebuild(self, description: Tensor, like: Tensor) -> None:
-        """Hold a seed of this description with arbitrary weights; the random state does not change."""
-        self.hold(self.rebuilt(description, like))
+    def match(self, description: Tensor | None, like: Tensor | None) -> None:
+        """Hold a seed of this description, or none; keep the present seed if it matches.
+
+        A new seed has arbitrary weights, with the device and dtype of ``like``.
+        """
+        kept = None if self.graft is None else self.graft.description.cpu()
+        if kept is not None and (description is None or not torch.equal(kept, description.cpu())):
+            self.remove()
+        if self.graft is None and description is not None and like is not None:
+            self.hold(self.rebuilt(description, like))
 
     def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
-        """Return a graft of this description with arbitrary weights, not attached."""
+        """Return a graft of this description with arbitrary weights, not attached; keeps the random state."""
         blueprint, style = described(description)
         spec = blueprint_named(blueprint, self.site.topology)
         with TorchStream(0):
@@ -196,7 +187,7 @@ class SeedSlot(nn.Module):
     def _built(self, spec: BlueprintSpec, style: int, like: Tensor, block: nn.Module | None = None) -> Graft:
         source = block if block is not None else next(iter(self.block), None)
         copied = without_slots(source) if spec.copies and source is not None else None
-        graft = build_graft(self.site, spec, style, copied).to(like).requires_grad_(True)
+        graft = Graft(self.site, spec, style, copied).to(like).requires_grad_(True)
         if self.site.channels_last:
             graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
         return graft

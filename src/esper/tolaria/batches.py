@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data import Samples, Splits
+from esper.tolaria.data import Splits
 from esper.tolaria.devices import Device
 
 
@@ -101,14 +101,11 @@ class SharedBatchIterator:
         samples = [self._envs[at].splits.train for at in group]
         chosen = [self._envs[at].chosen[number] for at in group]
         index = torch.cat([part.index[own] for part, own in zip(samples, chosen, strict=True)])
-        inputs, targets = _taken(samples[0], send(index, self._envs[group[0]].device.torch))
+        index = send(index, self._envs[group[0]].device.torch)
         sizes = [len(own) for own in chosen]
-        parts = zip(group, inputs.split(sizes), targets.split(sizes), strict=True)
+        inputs, targets = samples[0].inputs[index].split(sizes), samples[0].targets[index].split(sizes)
+        parts = zip(group, inputs, targets, strict=True)
         return (Gathered(at, x, y) for at, x, y in parts)
-
-
-def _taken(samples: Samples, index: Tensor) -> tuple[Tensor, Tensor]:
-    return samples.inputs[index], samples.targets[index]
 
 
 def shifted_and_flipped(images: Tensor, generator: torch.Generator) -> Tensor:

@@ -5,7 +5,7 @@ mark. The copy plants no more seeds, decays its learning rate, commits and is te
 itself continues unchanged. The compute of a copy is not charged to the run: a result at mark m costs m.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -28,21 +28,6 @@ class Branch(NamedTuple):
     mark: float
     env: MorphEnv
     report: EpisodeReport
-
-
-def run_anytime(
-    task: TaskSpec, controller: Controller | None, *, rng_seed: int, marks: tuple[float, ...] = MARKS
-) -> Mapping[float, EpisodeReport]:
-    """Run one episode and return its report at every mark.
-
-    Args:
-        task: Task with a budget and a ``wsd`` schedule.
-        controller: Chooses the actions; None always waits.
-        rng_seed: Root seed of the episode.
-        marks: Shares of the budget.
-    """
-    found = branches(task, controller, rng_seed=rng_seed, marks=marks)
-    return {branch.mark: branch.report for branch in found}
 
 
 def branches(

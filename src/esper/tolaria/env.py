@@ -1,7 +1,7 @@
-"""One environment: episodes of one growing network, each from initial weights to the commit.
+"""Environment: episodes of one growing network, each from initial weights to the commit.
 
-``step`` is one decision: act, train, measure, check, advance, and commit at the horizon. The environment
-returns facts and the slot table; a controller interprets them."""
+``step`` carries out one action: act, train an epoch, measure, check, advance, and commit at the horizon. The
+environment returns facts and the slot table; a controller chooses the actions."""
 
 import copy
 import math
@@ -30,7 +30,7 @@ from esper.leyline.factored_actions import (
     check_actions,
 )
 from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.protocols import EventSink, PolicyOutput, Reward
+from esper.leyline.protocols import EventSink, Reward
 from esper.leyline.rows import StageMove
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EnvFacts
@@ -48,7 +48,7 @@ _COUNTED: Final = ("epoch", "_next_seed_id", "_val_scores", "_val_loss")
 
 
 class MorphEnv:
-    """Environment whose episodes are determined by rng seed, environment, episode and attempt."""
+    """Environment whose random streams are derived from rng seed, environment, episode and attempt."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class MorphEnv:
         self._enabled = tuple(enabled) if enabled is not None else (True,) * task.num_slots
         self._rollback_limit = rollback_limit
 
-    # --- a new episode ------------------------------------------------------------------------
+    # --- begin of an episode ------------------------------------------------------------------
 
     def reset(
         self,
@@ -148,7 +148,10 @@ class MorphEnv:
     def end_step(self) -> EnvFacts:
         """Measure and check the epoch after its minibatches were trained."""
         op, succeeded = self._acted
-        trained = self._end_training()
+        trained = self.host.end_epoch(self._recovery)
+        self._record_interventions()
+        self.epoch += 1
+        record_gradients(self.table, trained)
         times = [time.perf_counter()]
         measured = self._measure()
         if self._recovery.check_epoch(measured, self.epoch, broken=trained.broken):
@@ -161,7 +164,15 @@ class MorphEnv:
             measured = self._measure()
         facts = self._facts(measured, trained, op, succeeded and not self._recovery.rolled_back)
         spans = [end - start for start, end in pairwise([*times, time.perf_counter()])]
-        self._record_epoch(facts, measured, trained, [*self._seconds, self.host.seconds, *spans])
+        self.recorder.epoch(
+            facts,
+            measured,
+            dict(zip(PHASES, [*self._seconds, self.host.seconds, *spans], strict=True)),
+            twin_score=self._twin_score(),
+            learning_rate=self.host.learning_rate,
+            skipped_batches=trained.skipped,
+            skipped_steps=trained.skipped_steps,
+        )
         return facts
 
     def _act(self, action: IntArray) -> tuple[int, bool]:
@@ -178,13 +189,6 @@ class MorphEnv:
         self.recorder.decided(canonical, alpha, legal, outcome)
         self._record_moves(outcome.moves)
         return op, outcome.succeeded
-
-    def _end_training(self) -> EpochTraining:
-        trained = self.host.end_epoch(self._recovery)
-        self._record_interventions()
-        self.epoch += 1
-        record_gradients(self.table, trained)
-        return trained
 
     def _measure(self) -> Contributions:
         result = self.host.measure(contributions=not self.ended)
@@ -256,7 +260,6 @@ class MorphEnv:
             cut_short=self.epoch < self.task.horizon,
         )
         columns = asdict(report) | {
-            "op_counts": list(report.op_counts),
             "twin_val_score": self._twin_score(),
             "ended_by": "governor" if report.cut_short else "horizon",
             "seconds": time.perf_counter() - self._began,
@@ -272,10 +275,6 @@ class MorphEnv:
     def _twin_score(self) -> float | None:
         return None if self._twin_scores is None else self._twin_scores[self.epoch]
 
-    def record_decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
-        """Emit the row of the last decision, with the policy's output and the reward."""
-        self.recorder.decision(policy, reward)
-
     def _record_moves(self, moves: Sequence[StageMove]) -> None:
         self.host.count(moves)
         self._next_seed_id += sum(move.target is Stage.GERMINATED for move in moves)
@@ -288,19 +287,6 @@ class MorphEnv:
 
     def _last_score(self) -> float | None:
         return self._val_scores[-1] if self._val_scores else None
-
-    def _record_epoch(
-        self, facts: EnvFacts, measured: Contributions, trained: EpochTraining, seconds: Sequence[float]
-    ) -> None:
-        self.recorder.epoch(
-            facts,
-            measured,
-            dict(zip(PHASES, seconds, strict=True)),
-            twin_score=self._twin_score(),
-            learning_rate=self.host.learning_rate,
-            skipped_batches=trained.skipped,
-            skipped_steps=trained.skipped_steps,
-        )
 
     # --- states -------------------------------------------------------------------------------
 
@@ -316,13 +302,13 @@ class MorphEnv:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to a snapshot, bit for bit, whatever was done since.
+        """Return to a snapshot, bit for bit.
 
         Raises:
             EsperError: The snapshot belongs to another task, rng seed or environment.
         """
         if state["origin"] != self._origin():
-            # The weights would fit, but not data and random streams, which are derived from these names.
+            # The weights would fit, but data and random streams are derived from these names.
             raise EsperError(f"the snapshot is of {state['origin']}; this one is {self._origin()}")
         episode, attempt = state["episode"]
         if (episode, attempt) != (self.episode, self._attempt):

@@ -1,20 +1,20 @@
-"""An epoch of minibatches: read at its end, or checked minibatch by minibatch.
+"""Epochs of minibatches: read from the device at the end, or checked after every minibatch.
 
-Normally nothing is read from the device before the end of an epoch. An epoch that turns out to be non-finite
-is undone and run again with checks."""
+Normally nothing is read from the device before the end of an epoch. An epoch with non-finite results is
+undone and run again with checks."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from esper.kasmina.health import GradientStatistics, statistics_of
+from esper.kasmina.recovery import Recovery
 from esper.leyline.slot_table import SlotTable
-from esper.tolaria.minibatch import Learner
+from esper.tolaria.minibatch import Learner, MinibatchResult
 from esper.tolaria.objective import Objective
 from esper.tolaria.precision import Precision
 
@@ -40,43 +40,40 @@ class UnreadEpoch:
     def __init__(self, learner: Learner, objective: Objective) -> None:
         self._learner = learner
         self._objective = objective
-        self._losses: list[Tensor] = []
+        self._results: list[MinibatchResult] = []
         self._scores: list[Tensor] = []
-        self._norms: list[Tensor] = []
-        self._seed_norms: list[Tensor] = []
-        self._shadow_losses: list[Tensor] = []
-        self._seeds: dict[int, Tensor] = {}
 
     def train(self, x: Tensor, y: Tensor, *, last: bool) -> None:
         """Train on one minibatch; the last one measures the seeds' gradients."""
         result = self._learner.run(x, y, measure=last, look=False)
-        self._losses.append(result.loss)
         self._scores.append(self._objective.sample_scores(result.output, y).mean())
-        self._norms.append(result.host_norm)
-        self._seed_norms += result.seed_norms
-        self._shadow_losses += result.shadow_losses
-        self._seeds = result.seeds
+        del result.output  # the outputs of a whole epoch would take too much memory
+        self._results.append(result)
 
     def read(self) -> EpochTraining | None:
         """Return the results of the epoch; ``None`` if one of them is non-finite."""
-        if not self._losses:
+        results = self._results
+        if not results:
             return EpochTraining(math.nan, math.nan, math.nan, 0, {})
         losses, scores, norms, seed_norms, others = _read(
-            self._losses, self._scores, self._norms, self._seed_norms, self._shadow_losses + self._weights()
+            [result.loss for result in results],
+            self._scores,
+            [result.host_norm for result in results],
+            [norm for result in results for norm in result.seed_norms],
+            [loss for result in results for loss in result.shadow_losses] + self._weights(),
         )
         precision = self._learner.precision
         # A gradient that overflowed its scale has been handled by the scaler.
         checked = losses + others + ([] if precision.scales else norms + seed_norms)
         if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
-        seeds = {slot: statistics_of(found) for slot, found in self._seeds.items()}
+        seeds = {slot: statistics_of(found) for slot, found in results[-1].seeds.items()}
         return _summary(losses, scores, norms, precision, seeds)
 
     def _weights(self) -> list[Tensor]:
         """Return the norms of incubating seeds' weights: tanh and ReLU hide infinite ones."""
         model = self._learner.model
-        grafts = [model.slot(slot).graft for slot in model.incubating]
-        own = [tensor for graft in grafts if graft is not None for tensor in graft.floats()]
+        own = [tensor for slot in model.incubating for tensor in model.slots[slot].held.floats()]
         return list(torch._foreach_norm(own)) if own else []
 
 
@@ -100,21 +97,11 @@ def _summary(
     return EpochTraining(*means, skipped, seeds, broken, precision.take_skipped_steps())
 
 
-class Supervisor(Protocol):
-    """Removes seeds that break while an epoch is trained."""
-
-    def remove_broken(self, slots: list[int]) -> None:
-        """Remove incubating seeds that are no longer finite; the host is not affected."""
-
-    def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
-        """Remove the seeds that made a minibatch non-finite; return whether there was one."""
-
-
 def train_looking(
     learner: Learner,
     batches: Iterable[tuple[Tensor, Tensor]],
     objective: Objective,
-    supervisor: Supervisor,
+    recovery: Recovery,
     before_batch: Callable[[int], bool],
 ) -> EpochTraining:
     """Train on ``batches`` and check each of them.
@@ -123,7 +110,7 @@ def train_looking(
         learner: Network and optimiser.
         batches: Inputs and targets.
         objective: Loss and score of the task.
-        supervisor: Removes seeds that make a minibatch non-finite.
+        recovery: Removes seeds that make a minibatch non-finite.
         before_batch: Called with the number of a minibatch; returns whether it is the last one.
     """
     losses, scores, norms, skipped, broken = [], [], [], 0, False
@@ -131,10 +118,10 @@ def train_looking(
     for number, (x, y) in enumerate(batches):
         result = learner.run(x, y, measure=before_batch(number), look=True)
         if result.broken:
-            supervisor.remove_broken(result.broken)
+            recovery.remove_broken(result.broken)
         if result.skipped:
             skipped += 1
-            broken = not supervisor.remove_guilty(x, y)
+            broken = not recovery.remove_guilty(x, y)
             if broken:
                 break
             continue

@@ -3,17 +3,21 @@
 import math
 import time
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from esper.kasmina import actuator
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.compute import FlopMeter
 from esper.kasmina.contributions import Contributions, Scorer, measure, score_samples
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.optimizer_groups import OptimizerGroups
+from esper.kasmina.optimizer_groups import OptimizerGroups, clone_tree
+from esper.kasmina.recovery import Recovery
 from esper.kasmina.schedules import DECAY_SHARE, cosine_rate, wsd_factor
 from esper.leyline.errors import HostError, SlotError
 from esper.leyline.rows import StageMove
@@ -22,21 +26,20 @@ from esper.leyline.stages import Stage
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.data import Samples
 from esper.tolaria.devices import Amp, WorkQueue
-from esper.tolaria.epoch import EpochTraining, Supervisor, UnreadEpoch, train_looking
+from esper.tolaria.epoch import EpochTraining, UnreadEpoch, train_looking
 from esper.tolaria.minibatch import Learner
 from esper.tolaria.precision import Precision
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.undo import Undo
 
 SEED_WARMUP: Final = 32
-"""Minibatches over which the rate of a new seed rises in a ``wsd`` schedule."""
+"""Minibatches over which the learning rate of a new seed rises in a ``wsd`` schedule."""
 COUNTERFACTUAL_SHARE: Final = 0.05
 """Largest share of a budget that is spent on measuring contributions."""
 
 
 class HostTraining:
-    """Builds the host of an episode, trains it epoch by epoch and measures it; decides nothing."""
+    """Network of one episode with its data, optimiser and compute meter; actions are chosen elsewhere."""
 
     def __init__(
         self,
@@ -90,28 +93,29 @@ class HostTraining:
         self._learner = Learner(self.model, self.optimiser, task.objective.loss, task.clip, self.precision)
         self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
-        """FLOPs of a minibatch in the last step; less than that remains of its budget."""
+        """FLOPs of a minibatch in the last step; the unspent budget of the step is smaller."""
         self.budget = task.budget_of(self.instance)
-        self._check_budget()
+        steps, cost = task.horizon, self.minibatch_flops
+        if self.budget is not None and self.budget < steps * cost:
+            raise HostError(
+                f"a budget of {self.budget:,} FLOP gives each of {steps} steps {self.budget // steps:,}, and"
+                f" one minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
+            )
         self.minibatches = 0
         """Number of minibatches trained so far."""
         self._batches_at_birth = [0] * task.num_slots
-        """The same number at the birth of each slot's seed."""
+        """Number of minibatches that were trained before the birth of each slot's seed."""
         self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
         self.begin_streams()
 
-    def _check_budget(self) -> None:
-        budget, steps, cost = self.budget, self._task.horizon, self.minibatch_flops
-        if budget is not None and budget < steps * cost:
-            raise HostError(
-                f"a budget of {budget:,} FLOP gives each of {steps} steps {budget // steps:,}, and one"
-                f" minibatch of the bare host takes {cost:,}; give {steps * cost:,}, or take fewer steps"
-            )
+    def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
+        """Restart the random streams after rollback ``number`` and count compute of removed seeds as pruned.
 
-    def follow_rollback(self, stayed: Sequence[int]) -> None:
-        """Keep the compute of the seeds in the slots ``stayed``, which a rollback has not changed."""
+        The rollback has not changed the seeds in the slots ``stayed``.
+        """
+        self.begin_streams("rollback", str(number))
         self.meter.follow_model(stayed)
 
     def batch_loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -150,7 +154,7 @@ class HostTraining:
         self._trained += 1
         self.seconds += time.perf_counter() - began
 
-    def end_epoch(self, supervisor: Supervisor) -> EpochTraining:
+    def end_epoch(self, recovery: Recovery) -> EpochTraining:
         """Read the results of the epoch and advance the counters of the slots.
 
         A non-finite epoch is undone and run again with a check of every minibatch.
@@ -159,7 +163,11 @@ class HostTraining:
         trained = self._unread.read()
         if trained is None:
             self._start()
-            trained = self._train_looking(supervisor)
+            batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
+            with self._host_stream:
+                trained = train_looking(
+                    self._learner, batches, self._task.objective, recovery, self._before_batch
+                )
         del self._start
         actuator.tick(self.model)
         self.close_growth(self._epoch + 1)
@@ -170,19 +178,14 @@ class HostTraining:
         x = self.splits.train.scaled(inputs)
         return shifted_and_flipped(x, self._augmenting) if self._task.augment else x
 
-    def _train_looking(self, supervisor: Supervisor) -> EpochTraining:
-        batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
-        with self._host_stream:
-            return train_looking(self._learner, batches, self._task.objective, supervisor, self._before_batch)
-
     def _keep_start(self) -> Callable[[], None]:
         """Return a function that undoes the coming epoch, as long as no seed is planted or removed."""
-        undo, scales, meter = Undo(self.model, self.optimiser), self.precision.state(), self.meter.state()
+        undo, scales, meter = undo_of(self.model, self.optimiser), self.precision.state(), self.meter.state()
         streams = self._host_stream.get_state(), self._augmenting.get_state()
         batches = self.minibatches
 
         def restore() -> None:
-            undo.restore()
+            undo()
             self.precision.load_state(scales)
             self.precision.take_skipped_steps()
             self.meter.load_state(meter)
@@ -219,7 +222,7 @@ class HostTraining:
     def _before_batch(self, number: int) -> bool:
         """Set all learning rates for minibatch ``number``, count it, and return whether it is the last."""
         task, base, epoch = self._task, self.instance.learning_rate, self._epoch
-        now = epoch + number / len(self.chosen)  # in steps
+        now = epoch + number / len(self.chosen)  # in epochs
         wsd = task.schedule == "wsd"
 
         def rate(born: int, batches: int, warmup: int) -> float:
@@ -274,7 +277,7 @@ class HostTraining:
             elif move.target is Stage.PRUNED:
                 self.meter.removed(move.slot)
 
-    # --- the end ------------------------------------------------------------------------------
+    # --- commit and test ----------------------------------------------------------------------
 
     def commit(self) -> list[StageMove]:
         """Fossilize held seeds that pass gate G5, remove all other live seeds, unlock the test split."""
@@ -291,14 +294,8 @@ class HostTraining:
 
     def _scorer(self, samples: Samples) -> Scorer:
         objective = self._task.objective
-        return score_samples(
-            self.model,
-            samples.x,
-            samples.y,
-            objective.sample_scores,
-            objective.sample_losses,
-            self._calibration(),
-        )
+        scores, losses = objective.sample_scores, objective.sample_losses
+        return score_samples(self.model, samples.x, samples.y, scores, losses, self._calibration())
 
     def _calibration(self) -> Tensor | None:
         """Return inputs for batch-normalisation statistics; None without batch normalisation."""
@@ -315,7 +312,7 @@ class HostTraining:
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Restore ``weights``, whatever was done since."""
+        """Return to ``weights``, even if seeds were planted or removed since."""
         self.model.load_state(weights["model"])
         self._groups.load_state(weights["optimiser"], self.model.seed_parameters)
         self.precision.load_state(weights["scales"])
@@ -345,6 +342,26 @@ class HostTraining:
         self.learning_rate = state["learning_rate"]
         self.minibatches, *self._batches_at_birth = state["batches"]
         self.meter.load_state(state["meter"])
+
+
+def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], None]:
+    """Return a function that restores weights, statistics, optimiser state and random streams once.
+
+    It is valid as long as no seed is planted or removed.
+    """
+    tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
+    values = [tensor.clone() for tensor in tensors]
+    state = clone_tree(dict(optimiser.state))
+    streams = [(slot.stream, slot.stream.get_state()) for slot in model.slots if slot.stream is not None]
+
+    def restore() -> None:
+        torch._foreach_copy_(tensors, values)
+        optimiser.state.clear()
+        optimiser.state.update(state)
+        for stream, position in streams:
+            stream.set_state(position)
+
+    return restore
 
 
 def train_together(hosts: Sequence[HostTraining]) -> None:

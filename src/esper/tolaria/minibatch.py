@@ -2,8 +2,8 @@
 
 The gradients of the host and of each seed are clipped separately; one optimiser steps all of them.
 
-A minibatch can be checked before any weight changes: one with a non-finite loss or gradient then changes
-nothing. Or it is run unchecked, and all results stay on their device."""
+A checked minibatch with a non-finite loss or gradient changes no weight. An unchecked minibatch is always
+stepped, and all its results stay on their device."""
 
 import math
 from collections.abc import Iterable
@@ -37,23 +37,9 @@ class MinibatchResult:
     """Slots of incubating seeds that were checked and are no longer finite."""
 
 
-def train_batch(
-    model: MorphogeneticModel,
-    optimiser: Optimizer,
-    x: Tensor,
-    y: Tensor,
-    loss: Loss,
-    *,
-    clip: float,
-    measure: bool = False,
-) -> MinibatchResult:
-    """Take one checked step; ``measure`` also returns the norms of the seeds' gradients."""
-    return Learner(model, optimiser, loss, clip).run(x, y, measure=measure, look=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """A network with everything that changes its weights."""
+    """Network with loss, optimiser, gradient clipping and precision."""
 
     model: MorphogeneticModel
     optimiser: Optimizer
@@ -63,7 +49,7 @@ class Learner:
     """Largest gradient norm of the host and of each seed."""
     precision: Precision = field(default_factory=Precision)
 
-    def run(self, x: Tensor, y: Tensor, *, measure: bool, look: bool) -> MinibatchResult:
+    def run(self, x: Tensor, y: Tensor, *, measure: bool = False, look: bool = True) -> MinibatchResult:
         """Take one step of host and seeds.
 
         Args:

@@ -1,4 +1,4 @@
-"""Training from scratch with seeds that take part from the first minibatch."""
+"""Training from scratch with seeds that are active from the first minibatch."""
 
 from collections.abc import Iterable
 

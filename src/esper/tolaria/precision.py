@@ -46,7 +46,7 @@ class Precision:
         self._type = _TYPES.get(amp)
         self.scales = self._type is torch.float16
         self._scalers: dict[int, GradScaler] = {}
-        self._skipped_steps = 0
+        self.skipped_steps = 0
 
     def autocast(self) -> AbstractContextManager[object]:
         """Return the context for a forward pass and its loss."""
@@ -66,13 +66,9 @@ class Precision:
         """Drop the scale of ``slot``, whose seed was removed, is new, or has left incubation."""
         self._scalers.pop(slot, None)
 
-    def note_skipped_step(self) -> None:
-        """Count a step that was skipped because a scaled gradient overflowed."""
-        self._skipped_steps += 1
-
     def take_skipped_steps(self) -> int:
         """Return the number of skipped steps since the last call."""
-        skipped, self._skipped_steps = self._skipped_steps, 0
+        skipped, self.skipped_steps = self.skipped_steps, 0
         return skipped
 
     @property
@@ -131,7 +127,7 @@ class ScaledPart:
         self._scaler.step(cast("Optimizer", self))
         self._scaler.update()
         if not self._accepted:
-            self._precision.note_skipped_step()
+            self._precision.skipped_steps += 1
             for parameter in self._parameters:
                 parameter.grad = None
 

@@ -18,7 +18,7 @@ import torch
 from esper.files.atomic_write import SaveError, write_durably
 from esper.files.cache_folder import cache_folder
 from esper.leyline.errors import DivergedError
-from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, Device
+from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
@@ -58,8 +58,9 @@ def twin_scores(
     if kept is not None:
         return kept
     try:
-        where = {"env": env, "episode": episode, "attempt": attempt}
-        report = run_without_growth(task, rng_seed=rng_seed, compute=compute, **where)
+        report = run_without_growth(
+            task, rng_seed=rng_seed, env=env, episode=episode, attempt=attempt, compute=compute
+        )
         if report.cut_short:
             raise DivergedError(f"its host broke down {report.rollbacks} times; lower the learning rate")
     except DivergedError as error:
@@ -90,13 +91,11 @@ def _digest(scores: list[float]) -> str:
 
 
 def _key(task: TaskSpec, compute: Compute, *place: int) -> str:
-    parts = (_task_key(task), _kind_of(compute.device), compute.amp, *map(str, place))
+    device = compute.device
+    # Devices of one kind compute the same results.
+    kind = torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
+    parts = (_task_key(task), kind, compute.amp, *map(str, place))
     return hashlib.sha256("/".join(parts).encode()).hexdigest()
-
-
-def _kind_of(device: Device) -> str:
-    """Return the kind of device; devices of one kind compute the same results."""
-    return torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
 
 
 @cache

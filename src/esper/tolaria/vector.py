@@ -82,7 +82,7 @@ class SerialVector:
         return EpochFacts.stack([self._facts[row] for row in range(len(self.envs))])
 
     def step(self, actions: IntArray) -> EpochFacts:
-        """Step every environment by ``actions [env, 8]``, except those whose episode has ended."""
+        """Step every environment by ``actions [env, 8]``, except environments whose episode has ended."""
         self._stepped = [row for row, env in enumerate(self.envs) if not env.ended]
         if not self._stepped:
             raise RuntimeError("all episodes have ended; call reset() for the next ones")
@@ -96,7 +96,7 @@ class SerialVector:
     def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
         """Emit the rows of the last decisions, with the policy's output for each environment."""
         for row in self._stepped:
-            self.envs[row].record_decision(None if outputs is None else outputs[row])
+            self.envs[row].recorder.decision(None if outputs is None else outputs[row])
 
     def finish(self) -> list[EpisodeReport]:
         """Return the reports of the committed networks."""

@@ -1,8 +1,8 @@
 """Blueprints for feature maps ``[batch, channels, height, width]``.
 
-Each is exactly zero at birth and learns with all its weights from the first backward: what has one
-linear layer starts with it at zero, what has two starts as a pair of branches that cancel. Nothing
-rectifies the delta, which would hold it at zero for ever.
+Each delta is exactly zero at birth, and every weight receives a gradient in the first backward pass. A single
+linear layer starts at zero; several layers are two branches that cancel (``Mirrored``). No delta ends in a
+ReLU, through which a delta of zero would receive no gradient.
 """
 
 import torch
@@ -12,17 +12,17 @@ from esper.kasmina.blueprints.mirror import Mirrored
 from esper.kasmina.blueprints.registry import register_blueprint
 
 HEAVY_MIN_HIDDEN = 16
-"""Hidden channels of CONV_HEAVY in a narrow slot, both branches together."""
+"""Smallest number of hidden channels of CONV_HEAVY, both branches together."""
 REDUCTION = 4
-"""Channels of the slot per channel in the middle."""
+"""Channels of the slot per hidden channel."""
 ATTENTION_MIN_HIDDEN = 4
 BOTTLENECK_MIN_HIDDEN = 8
-"""Channels in the middle of a narrow slot's seed, both branches together."""
+"""Smallest numbers of hidden channels, both branches together."""
 
 
 @register_blueprint("norm", topology="feature_map")
 class Norm(nn.Module):
-    """tanh(s)·(GroupNorm(x) − x): moves each channel towards its normalised self, or away."""
+    """Delta tanh(s)·(GroupNorm(x) − x): moves each channel towards its normalised value or away from it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -35,9 +35,9 @@ class Norm(nn.Module):
 
 @register_blueprint("conv_small", topology="feature_map")
 class ConvSmall(Mirrored):
-    """1×1 → GELU → 1×1: mixes channels, sees no neighbours.
+    """1×1 convolution, GELU, 1×1 convolution: mixes channels at each position.
 
-    Not a ReLU: the few hidden units of a narrow slot may all start on its dead side.
+    No ReLU: the few hidden units of a narrow slot could all start inactive.
     """
 
     def __init__(self, width: int) -> None:
@@ -46,7 +46,7 @@ class ConvSmall(Mirrored):
 
 @register_blueprint("depthwise", topology="feature_map")
 class Depthwise(Mirrored):
-    """3×3 per channel → 1×1: neighbours and channels, one after the other."""
+    """Depthwise 3×3 convolution, then a 1×1 convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, width, 1))
@@ -65,7 +65,7 @@ class ConvLight(nn.Sequential):
 
 @register_blueprint("conv_heavy", topology="feature_map")
 class ConvHeavy(Mirrored):
-    """3×3 → ReLU → 3×3 through a wider middle."""
+    """3×3 convolution, ReLU, 3×3 convolution."""
 
     def __init__(self, width: int) -> None:
         hidden = max(HEAVY_MIN_HIDDEN // 2, width)
@@ -75,15 +75,15 @@ class ConvHeavy(Mirrored):
 
 
 def _branch_hidden(width: int, least: int) -> int:
-    """Channels in the middle of one of two branches."""
+    """Return the number of hidden channels of one of the two branches."""
     return max(least, width // REDUCTION) // 2
 
 
 @register_blueprint("attention", topology="feature_map")
 class ChannelAttention(nn.Module):
-    """h·tanh(e(mean of h)): squeeze-and-excitation (Hu et al. 2018) as a residual delta.
+    """Delta h·tanh(e(mean of h)): squeeze-and-excitation (Hu et al. 2018).
 
-    Only what the excitation computes is a pair of branches that cancel, so tanh is zero at birth.
+    The excitation e consists of two branches that cancel, so that tanh is zero at birth.
     """
 
     def __init__(self, width: int) -> None:
@@ -97,12 +97,12 @@ class ChannelAttention(nn.Module):
 
 @register_blueprint("bottleneck", topology="feature_map")
 class Bottleneck(Mirrored):
-    """1×1 down → 3×3 → GELU → 1×1 up: neighbours and channels for few parameters."""
+    """1×1 convolution to few channels, 3×3 convolution, GELU, 1×1 convolution to the slot's width."""
 
     def __init__(self, width: int) -> None:
         hidden = _branch_hidden(width, BOTTLENECK_MIN_HIDDEN)
         down, middle = nn.Conv2d(width, hidden, 1), nn.Conv2d(hidden, hidden, 3, padding=1)
-        # Of what enters three layers torch's default leaves too little for a gate to learn from.
+        # With torch's default the output of three layers is too small for a gate to receive a gradient.
         nn.init.kaiming_normal_(down.weight, nonlinearity="linear")
         nn.init.kaiming_normal_(middle.weight, nonlinearity="relu")
         super().__init__(down, middle, nn.GELU(), nn.Conv2d(hidden, width, 1))

@@ -1,8 +1,8 @@
-"""Two branches that cancel at birth.
+"""Two branches whose sum is zero at birth.
 
-A delta must start at exactly zero. A last layer of zeros does that too, but then the layers before it
-see a gradient only after it has moved, and a small one: the learning rate times a gradient squared.
-Here nothing is zero but the sum, so every weight learns from the first backward.
+A delta must start at exactly zero. With a last layer of zeros the layers before it would receive no gradient
+in the first step and a small one in the second. Here only the sum is zero, and every weight receives a
+gradient in the first backward pass.
 """
 
 import copy
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 
 class Mirrored(nn.Module):
-    """one(h) + other(h), where ``other`` starts as ``one`` with the sign of its last layer turned.
+    """Sum one(h) + other(h); ``other`` starts as a copy of ``one`` with the negated last layer.
 
-    Rounding is symmetric in the sign, so the sum is zero bit for bit. The branches part at the first
-    step: their last layers receive the same gradient, the layers before them opposite ones. Dropout
-    would draw another mask for each branch and is no layer for this.
+    Rounding is symmetric in the sign, so the sum is zero bit for bit. The branches differ after the first
+    step: their last layers receive the same gradient, the layers before them opposite ones. Layers must not
+    contain dropout, which would draw a different mask for each branch.
     """
 
     def __init__(self, *layers: nn.Module) -> None:

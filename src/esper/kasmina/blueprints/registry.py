@@ -1,11 +1,11 @@
-"""Blueprints by name and by action index.
+"""Registry of blueprints by name and by action index.
 
-A blueprint is a class or function that takes the slot's width and returns a module computing a
-residual delta, exactly zero at birth. The built-in ones own the action index of their enum; a
-user's takes an index that its topology leaves free, so the policy's head keeps its size.
+A blueprint is a class or function that takes the slot's width and returns a module which computes a residual
+delta, exactly zero at birth. Built-in blueprints have the action index of their enum. A user's blueprint gets
+an index that is free for its topology, so that the size of the policy's output does not change.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -35,15 +35,15 @@ class BlueprintSpec:
     topology: Topology
     index: int
     build: Callable[[Any], nn.Module]
-    """From the slot's width, or from the block that is copied, to the seed."""
+    """Builds a seed from the width of the slot, or from the block that it copies."""
     multiple_of: int
-    """Widths that it fits; 1 means all."""
+    """The width of the slot must be a multiple of this number."""
     copies: bool = False
-    """Built from a block upstream of the slot, and not zero at birth."""
+    """The seed is a copy of a block upstream of the slot, and not zero at birth."""
 
-    def fits(self, width: int) -> bool:
-        """Whether it can be built for a slot of ``width``."""
-        return width % self.multiple_of == 0
+    def fits(self, width: int, *, copyable: bool) -> bool:
+        """Return whether a slot of ``width`` can hold a seed; ``copyable`` if it has a block to copy."""
+        return width % self.multiple_of == 0 and (copyable or not self.copies)
 
 
 _registry: dict[tuple[Topology, int], BlueprintSpec] = {}
@@ -52,13 +52,22 @@ _registry: dict[tuple[Topology, int], BlueprintSpec] = {}
 def register_blueprint(
     name: str, topology: Topology, *, multiple_of: int = 1, copies: bool = False
 ) -> Callable[[Builder], Builder]:
-    """Decorator: make ``name`` germinable on hosts of ``topology``.
+    """Return a decorator that registers a class or function as a blueprint.
 
-    In a slot whose width is no multiple of ``multiple_of`` nobody can choose it. One that ``copies`` is
-    built from the last block upstream of its slot, not from a width; its delta may be non-zero at birth.
+    Args:
+        name: Name of the blueprint.
+        topology: Kind of features that seeds of the blueprint take.
+        multiple_of: Only slots whose width is a multiple of this number can hold such a seed.
+        copies: Build the seed from the last block upstream of the slot instead of the slot's width; the delta
+            may be non-zero at birth.
 
-    >>> @register_blueprint("my_block", topology="feature_map")
-    ... class MyBlock(nn.Module): ...
+    Raises:
+        BlueprintError: The name is taken, ``multiple_of`` is below 1, or no action index is free.
+        UnknownNameError: The topology does not exist.
+
+    Example:
+        >>> @register_blueprint("my_block", topology="feature_map")
+        ... class MyBlock(nn.Module): ...
     """
 
     def register(build: Builder) -> Builder:
@@ -97,11 +106,12 @@ def _index_for(name: str, topology: Topology) -> int:
 
 
 def unregister_blueprint(name: str, topology: Topology) -> None:
-    """Take a blueprint out again."""
+    """Remove a blueprint from the registry."""
     del _registry[topology, blueprint_named(name, topology).index]
 
 
 def blueprint_named(name: str, topology: Topology) -> BlueprintSpec:
+    """Return a registered blueprint; raise UnknownNameError if there is none of this name."""
     for spec in _registry.values():
         if spec.topology == topology and spec.name == name:
             return spec
@@ -109,39 +119,24 @@ def blueprint_named(name: str, topology: Topology) -> BlueprintSpec:
     raise UnknownNameError(f"blueprint for {topology} hosts", name, known)
 
 
-def blueprint_at(index: int, topology: Topology) -> BlueprintSpec:
-    try:
-        return _registry[topology, index]
-    except KeyError:
-        names = ", ".join(f"{spec.index} {spec.name}" for spec in specs_for(topology))
-        raise BlueprintError(
-            f"no blueprint has index {index} on {topology} hosts; there are {names}"
-        ) from None
-
-
 def specs_for(topology: Topology) -> list[BlueprintSpec]:
-    """All blueprints of a topology, by action index."""
+    """Return all blueprints of a topology, sorted by action index."""
     return sorted((s for s in _registry.values() if s.topology == topology), key=lambda spec: spec.index)
 
 
-def names_for(topology: Topology) -> tuple[str, ...]:
-    """The name of every action index on hosts of ``topology``."""
-    names = list(BLUEPRINT_IDS)
-    for spec in specs_for(topology):
-        names[spec.index] = spec.name
-    return tuple(names)
-
-
-def blueprint_names(topologies: set[Topology]) -> tuple[str, ...]:
+def blueprint_names(topologies: Collection[Topology]) -> tuple[str, ...]:
     """Return the name of every blueprint index for slots of these topologies.
 
-    A single topology uses the registry's indices. With several, a name without an index of its own takes a
-    free one; names that find none are appended and cannot be chosen by a controller."""
-    if len(topologies) == 1:
-        return names_for(next(iter(topologies)))
+    A single topology uses the registry's indices. With several topologies the blueprints that are not built
+    in get free indices; if none is left, names are appended and cannot be chosen by a controller.
+    """
     specs = [spec for topology in sorted(topologies) for spec in specs_for(topology)]
-    built_in = {spec.index for spec in specs if BLUEPRINT_IDS[spec.index] == spec.name}
     names = list(BLUEPRINT_IDS)
+    if len(topologies) == 1:
+        for spec in specs:
+            names[spec.index] = spec.name
+        return tuple(names)
+    built_in = {spec.index for spec in specs if BLUEPRINT_IDS[spec.index] == spec.name}
     free = [i for i in range(1, NUM_BLUEPRINTS) if i not in built_in]
     for name in dict.fromkeys(spec.name for spec in specs if BLUEPRINT_IDS[spec.index] != spec.name):
         if free:

@@ -1,7 +1,7 @@
-"""One more block of the kind that the network is made of: growth in depth by copying.
+"""Blueprint that copies a block of the network: growth in depth.
 
-A copy takes over what its original has learned (Gong et al. 2019, progressive stacking; Du et al. 2024,
-G_stack), so unlike every other seed it is not zero at birth.
+The copy starts with the trained weights of the block (progressive stacking, Gong et al. 2019; G_stack, Du et
+al. 2024). Unlike all other seeds it is not zero at birth.
 """
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from esper.kasmina.blueprints.registry import register_blueprint
 @register_blueprint("stack", topology="tokens", copies=True)
 @register_blueprint("stack", topology="features", copies=True)
 class Stack(nn.Module):
-    """block(h) − h: at full alpha the network goes on from block(h), as if built with that block."""
+    """Delta block(h) − h: at full alpha the features are block(h), as in a network with one more block."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()

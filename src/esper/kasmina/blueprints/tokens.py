@@ -1,12 +1,13 @@
-"""Blueprints for tokens ``[batch, tokens, width]``; no token sees a later one.
+"""Blueprints for tokens ``[batch, tokens, width]`` and features ``[batch, width]``.
 
-As for feature maps: exactly zero at birth and alive with every weight from the first backward. What
-has two layers is a pair of branches that cancel, together as large as its name says: the four heads
-of attention are two in each branch, the rank and the hidden units are halved.
+Each delta is exactly zero at birth, and every weight receives a gradient in the first backward pass. Several
+layers are two branches that cancel (``Mirrored``), each with half of the heads, rank or hidden units. No
+token depends on a later one. Features have the blueprints that treat each token separately.
 """
 
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -14,20 +15,21 @@ from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
 from esper.kasmina.blueprints.mirror import Mirrored
-from esper.kasmina.blueprints.registry import register_blueprint
+from esper.kasmina.blueprints.registry import Topology, register_blueprint
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Query, key and value ``[batch, heads, tokens, head size]`` to what each token gathered, same shape."""
+"""Attention of query, key and value ``[batch, heads, tokens, head size]``; returns the same shape."""
 
 HEADS = 4
-"""Of attention, both branches together; the width of a slot must be a multiple."""
+"""Attention heads of both branches together; the width of a slot must be a multiple of this number."""
 FLEX_MIN_HEAD_SIZE = 16
 """Flex attention has no kernel for smaller heads."""
 
 
 @register_blueprint("norm", topology="tokens")
+@register_blueprint("norm", topology="features")
 class TokenNorm(nn.Module):
-    """tanh(s)·(LayerNorm(x) − x): moves each feature towards its normalised self, or away."""
+    """Delta tanh(s)·(LayerNorm(x) − x): moves each feature towards its normalised value or away from it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -39,27 +41,26 @@ class TokenNorm(nn.Module):
 
 
 def low_rank(width: int, rank: int) -> Mirrored:
-    """Low-rank adaptation (LoRA, Hu et al. 2022): a linear map of ``rank``, both branches together."""
+    """Return a low-rank linear map (LoRA, Hu et al. 2022); ``rank`` is that of both branches together."""
     down, up = nn.Linear(width, rank // 2, bias=False), nn.Linear(rank // 2, width, bias=False)
     return Mirrored(down, up)
 
 
 def feed_forward(width: int, times: int) -> Mirrored:
-    """Linear → GELU → linear, ``times`` as wide as the slot in the middle, both branches together."""
+    """Return linear, GELU, linear, with ``times`` the width as hidden units of both branches together."""
     hidden = times * width // 2
     return Mirrored(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Each token gathers from itself and the tokens before it; softmax of q·k / √(head size)."""
+    """Return causal attention: each token attends to itself and to earlier tokens."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def flex_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same through a compiled flex attention, where that can be trained.
+    """Return causal attention, computed by compiled flex attention on CUDA.
 
-    That is on CUDA. On the CPU flex attention has no backward ("FlexAttention does not support
-    backward on CPU"), so ``causal_attention`` runs there, and for heads that are too small.
+    On the CPU, where flex attention has no backward pass, and for small heads ``causal_attention`` is used.
     """
     if not query.is_cuda or query.shape[-1] < FLEX_MIN_HEAD_SIZE:
         return causal_attention(query, key, value)
@@ -71,13 +72,13 @@ def flex_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """Without the compiler flex attention would hold all scores of all tokens in memory."""
+    """Compile flex attention; uncompiled it stores the scores of all pairs of tokens."""
     return torch.compile(flex.flex_attention)
 
 
 @cache
 def _earlier_blocks(tokens: int, device: torch.device) -> flex.BlockMask:
-    """Which blocks of a ``tokens`` × ``tokens`` table a causal attention has to look at."""
+    """Return the block mask of causal attention over ``tokens`` tokens."""
 
     def is_earlier(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
@@ -86,7 +87,7 @@ def _earlier_blocks(tokens: int, device: torch.device) -> flex.BlockMask:
 
 
 class Heads(nn.Module):
-    """Queries, keys and values side by side ``[batch, tokens, 3·heads·size]`` to ``[…, heads·size]``."""
+    """Multi-head attention: concatenated q, k, v ``[batch, tokens, 3·heads·size]`` to ``[…, heads·size]``."""
 
     def __init__(self, heads: int, attend: Attend) -> None:
         super().__init__()
@@ -102,19 +103,21 @@ class Heads(nn.Module):
 
 
 def attention(width: int, attend: Attend) -> Mirrored:
-    """Causal attention of four heads, each a quarter of the width: two branches of half the heads.
+    """Return causal attention of four heads, two in each branch; a head has a quarter of the width.
 
-    No bias before the softmax: the key's would change nothing.
+    The projection to q, k and v has no bias: a bias of the key does not change the softmax.
     """
     return Mirrored(
         nn.Linear(width, 3 * width // 2, bias=False), Heads(HEADS // 2, attend), nn.Linear(width // 2, width)
     )
 
 
-register_blueprint("lora", "tokens")(partial(low_rank, rank=8))
-register_blueprint("lora_large", "tokens")(partial(low_rank, rank=32))
-register_blueprint("mlp_small", "tokens")(partial(feed_forward, times=2))
-register_blueprint("mlp", "tokens")(partial(feed_forward, times=4))
+_TOPOLOGIES: Final[tuple[Topology, ...]] = ("tokens", "features")
+for _topology in _TOPOLOGIES:
+    register_blueprint("lora", _topology)(partial(low_rank, rank=8))
+    register_blueprint("lora_large", _topology)(partial(low_rank, rank=32))
+    register_blueprint("mlp_small", _topology)(partial(feed_forward, times=2))
+    register_blueprint("mlp", _topology)(partial(feed_forward, times=4))
 register_blueprint("attention", "tokens", multiple_of=HEADS)(partial(attention, attend=causal_attention))
 register_blueprint("flex_attention", "tokens", multiple_of=HEADS)(
     partial(attention, attend=flex_causal_attention)

@@ -1,18 +1,18 @@
 """Small convolutional hosts: GroupNorm throughout, memory format ``channels_last``."""
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.host import Host, floats
+from esper.kasmina.host import Host
 from esper.leyline.errors import HostError
-from esper.leyline.slot_config import SlotConfig
 
 CHANNELS_PER_GROUP = 8
 SMALLEST_POOLED = 4
-"""Feature maps smaller than this are not pooled any further."""
+"""Smallest side length of a feature map that is pooled."""
 
 
 class GlobalHead(nn.Module):
@@ -23,7 +23,7 @@ class GlobalHead(nn.Module):
         self.linear = nn.Linear(width, classes)
 
     def forward(self, h: Tensor) -> Tensor:
-        # As rows of channels, so that the gradient has the memory layout of the features.
+        # Channels last, so that the gradient has the memory layout of the features.
         return self.linear(h.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1))
 
 
@@ -35,14 +35,16 @@ def _conv_block(channels: int, width: int, kernel: int, *, pools: bool) -> nn.Se
 
 
 class _ImageHost(Host):
+    topology: Topology = "feature_map"
     channels_last = True
 
     def sample_input(self, batch: int) -> Tensor:
-        return floats(batch, *self.spec["input_shape"])
+        shape = (batch, *self.spec["input_shape"])
+        return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
 
 class CNNHost(_ImageHost):
-    """Blocks of convolution, GroupNorm, ReLU with a slot after each; later blocks pool first."""
+    """Blocks of convolution, GroupNorm and ReLU with a slot after each; later blocks pool first."""
 
     def __init__(
         self, widths: Sequence[int], *, kernel: int, input_shape: tuple[int, int, int], classes: int
@@ -53,10 +55,8 @@ class CNNHost(_ImageHost):
         if kernel < 1 or kernel % 2 == 0:
             raise HostError(f"the kernel of a CNN host must be odd, to keep the size; found {kernel}")
         self.spec = {"widths": list(widths), "kernel": kernel, "input_shape": input_shape, "classes": classes}
-        self.topology: Topology = "feature_map"
-        self.slot_config = SlotConfig.of_count(len(widths))
         self.segments = nn.ModuleList()
-        channels, height, side = input_shape[0], input_shape[1], input_shape[2]
+        channels, height, side = input_shape
         shapes = []
         for index, width in enumerate(widths):
             pooled = index > 0 and min(height, side) >= SMALLEST_POOLED
@@ -100,8 +100,6 @@ class ResidualHost(_ImageHost):
             )
         self.spec = {"width": width, "blocks": blocks, "slots": slots}
         self.spec |= {"input_shape": input_shape, "classes": classes}
-        self.topology: Topology = "feature_map"
-        self.slot_config = SlotConfig.of_count(slots)
         channels, height, side = input_shape
         self.feature_shapes = ((width, height // 2, side // 2),) * slots
         stem = [_convolution(channels, width, 3), nn.AvgPool2d(2)]
@@ -118,7 +116,7 @@ def _groups(width: int) -> int:
 
 def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
     convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
-    # torch's default leaves channels of a narrow block dead behind the ReLU from the start.
+    # With torch's default, channels of a narrow block would be inactive after the ReLU from the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
-    nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # a bias was asked for, so it is there
+    nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # Conv2d has a bias by default
     return convolution

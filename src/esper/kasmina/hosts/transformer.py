@@ -1,4 +1,4 @@
-"""A small GPT with pre-norm blocks, a tied embedding, and slots after any layer."""
+"""Small GPT with pre-norm blocks, a tied embedding, and slots after any layer."""
 
 from collections.abc import Sequence
 
@@ -10,17 +10,17 @@ from esper.kasmina.blueprints import Topology
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.host import Host
 from esper.leyline.errors import HostError
-from esper.leyline.slot_config import SlotConfig
 
 
 class Embedding(nn.Module):
-    """Tokens ``[batch, tokens]`` to features: what the token is, and where it stands."""
+    """Sum of token embedding and position embedding for tokens ``[batch, tokens]``."""
 
     def __init__(self, vocabulary: int, context: int, width: int) -> None:
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.empty(context, width))
-        # Also the output layer: much smaller, and the logits of a narrow host take long to leave zero.
+        # The token embedding is also the output layer: with a much smaller deviation the logits of a narrow
+        # host would stay near zero for long.
         for weight in (self.token.weight, self.position):
             nn.init.normal_(weight, std=width**-0.5)
 
@@ -29,7 +29,7 @@ class Embedding(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention: no token sees a later one."""
+    """Causal self-attention: no token depends on a later one."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then a feed-forward network, each added to its normalised input."""
+    """Pre-norm residual block: attention, then a feed-forward network."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class Block(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """Normalisation, then the likeness of the features to every token's embedding."""
+    """LayerNorm, then an output layer that shares its weight with the token embedding."""
 
     def __init__(self, embedding: nn.Parameter) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(embedding.shape[1])
-        # The parameter and not its module: torch.func swaps tensors by module, and would put back a
-        # stand-in where one module has two names.
+        # The parameter and not its module: torch.func replaces tensors by module, and would restore a wrong
+        # tensor if one module had two names.
         self.embedding = embedding
 
     def forward(self, h: Tensor) -> Tensor:
@@ -72,8 +72,9 @@ class TiedHead(nn.Module):
 
 
 class TransformerHost(Host):
-    """``layers`` pre-norm blocks of one width; the output is a score for every next token."""
+    """GPT of ``layers`` pre-norm blocks of one width; the outputs are logits of the next token."""
 
+    topology: Topology = "tokens"
     block_kind = Block
 
     def __init__(
@@ -117,8 +118,6 @@ class TransformerHost(Host):
                 f"slots stand after layers 0 to {layers - 1}, in order and at least one; found {after}"
             )
         self.spec = {**sizes, "slots_after": after, "dropout": dropout}
-        self.topology: Topology = "tokens"
-        self.slot_config = SlotConfig.of_count(len(after))
         self.feature_shapes = ((context, width),) * len(after)
         embedding = Embedding(vocabulary, context, width)
         tied = embedding.token.weight

@@ -157,7 +157,7 @@ class GrowthEnv:
         rewards = self._rewards(facts)
         for row, env in enumerate(self._vector.envs):
             output = None if outputs is None else outputs[row]
-            env.record_decision(output, self.reward_log.reward(row, slice(-1, None)))
+            env.recorder.decision(output, self.reward_log.reward(row, slice(-1, None)))
         ended, broken = facts.ended, facts.rolled_back
         for row in np.flatnonzero(ended).tolist():
             report = self._vector.envs[row].finish(self.reward_log.reward(row, slice(self._born[row], None)))

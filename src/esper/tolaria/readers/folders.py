@@ -33,7 +33,12 @@ def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[Labe
     labels: list[int] = []
     first: Pixels | None = None
     for label, class_folder in enumerate(class_folders):
-        for path in _image_files(class_folder):
+        files = list_folder(class_folder, "a folder with the images of one class")
+        if not files:
+            raise DataError(
+                f"the class folder '{class_folder}' holds no images; put some there or take it away"
+            )
+        for path in files:
             image = read_image(path)
             first = first or image
             _check_size(image, first, path)
@@ -60,13 +65,6 @@ def read_split_folders(folder: Path, *, classes: int | None = None) -> tuple[Lab
             " one size is allowed: bring them to it"
         )
     return train, test
-
-
-def _image_files(class_folder: Path) -> list[Path]:
-    files = list_folder(class_folder, "a folder with the images of one class")
-    if not files:
-        raise DataError(f"the class folder '{class_folder}' holds no images; put some there or take it away")
-    return files
 
 
 def _check_size(image: Pixels, first: Pixels, path: Path) -> None:

@@ -24,7 +24,7 @@ def task_named(name: str) -> TaskSpec:
 
 
 def register_task(task: TaskSpec) -> None:
-    """Add a task to those that can be named in this process."""
+    """Register a task under its name, for this process."""
     if task.build is None and TASKS.get(task.name, task) is not task:
         raise EsperError(f"task '{task.name}' exists already; choose another name")
     TASKS[task.name] = task

@@ -1,0 +1,69 @@
+"""Checks of saved states and layouts against the network that is to load them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from esper.kasmina.graft import Graft
+from esper.kasmina.slot import RESERVED, SeedSlot
+from esper.leyline.errors import HostError
+
+
+def without_seeds(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a state dict that belong to the host."""
+    return {name: value for name, value in tensors.items() if RESERVED not in name.split(".")}
+
+
+def check_state(slots: Sequence[SeedSlot], own: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Raise HostError unless ``state`` fits the slots and the tensors ``own`` of a host, and is finite."""
+    other = "the state belongs to another host;"
+    tensors: dict[str, Tensor] = state["host"]
+    plain = without_seeds(tensors)
+    names = sorted(own.keys() ^ plain.keys())
+    names += [name for name in own.keys() & plain.keys() if own[name].shape != plain[name].shape]
+    if names:
+        raise HostError(f"{other} different: {', '.join(names[:5])}")
+    if len(state["slots"]) != len(slots):
+        raise HostError(f"{other} it has {len(state['slots'])} slots and this network has {len(slots)}")
+    seeds = {name.partition(f".{RESERVED}.")[0] for name in tensors if name not in plain}
+    if unknown := sorted(seeds - {slot.site.path for slot in slots}):
+        raise HostError(f"{other} it has a seed at {unknown[0]}, where this network has no slot")
+    for slot, kept in zip(slots, state["slots"], strict=True):
+        if slot.stream is not None and kept["stream"] is None:
+            raise HostError(f"{other} its slot {slot.site.name} has no random stream")
+    if not all(bool(t.isfinite().all()) for t in tensors.values()):
+        raise HostError("a state with weights that are not finite cannot be returned to")
+
+
+def loaded_graft(slot: SeedSlot, tensors: dict[str, Tensor]) -> Graft | None:
+    """Return the seed of ``slot`` in a state dict, not attached; None if the slot is empty there."""
+    prefix = f"{slot.site.path}.{RESERVED}.graft."
+    own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+    if not own:
+        return None
+    try:
+        graft = slot.rebuilt(own["description"], own["alpha"])
+        graft.load_state_dict(own)
+    except (KeyError, RuntimeError) as error:
+        found = str(error).splitlines()[-1].strip()
+        raise HostError(
+            f"the state's seed in slot {slot.site.name} does not fit its blueprint: {found}"
+        ) from None
+    return graft
+
+
+def check_layout(own: dict[str, Any], other: dict[str, Any]) -> None:
+    """Raise HostError unless ``other`` is a layout of the same class of network with the same sites."""
+    if not own.keys() <= set(other):
+        raise HostError("this is no state of a Growth; pass what its state_dict() returned")
+    if (other["network"], other["sites"]) != (own["network"], own["sites"]):
+        raise HostError(
+            f"the checkpoint is of a {other['network']} with slots {_listed(other['sites'])}; this is a"
+            f" {own['network']} with slots {_listed(own['sites'])}. Build the same network and pass"
+            " the same slots= before load_state_dict"
+        )
+
+
+def _listed(sites: Sequence[Sequence[Any]]) -> str:
+    return ", ".join(f"{name} ({topology}, {width} wide)" for name, _, topology, width in sites)
