@@ -14,25 +14,11 @@ if TYPE_CHECKING:
     from esper.karn.run import open_run
     from esper.kasmina.blueprint_check import check_blueprint
     from esper.kasmina.blueprints import register_blueprint
-    from esper.kasmina.checkpoint import load
     from esper.kasmina.network import MorphogeneticModel
+    from esper.kasmina.network_file import load
     from esper.kasmina.plain import harvest
 
 __version__ = "0.1.0"
-__all__ = [
-    "Growth",
-    "MorphogeneticModel",
-    "__version__",
-    "check_blueprint",
-    "diagnose",
-    "grow",
-    "harvest",
-    "load",
-    "open_run",
-    "plant",
-    "register_blueprint",
-]
-
 _MODULES: Final = {
     "Growth": "esper.growth.growth",
     "MorphogeneticModel": "esper.kasmina.network",
@@ -40,9 +26,10 @@ _MODULES: Final = {
     "diagnose": "esper.growth.diagnose",
     "grow": "esper.growth.grow",
     "harvest": "esper.kasmina.plain",
-    "load": "esper.kasmina.checkpoint",
+    "load": "esper.kasmina.network_file",
     "open_run": "esper.karn.run",
     "plant": "esper.growth.diagnose",
     "register_blueprint": "esper.kasmina.blueprints",
 }
+__all__ = ["__version__", *_MODULES]
 __getattr__ = lazy_names(__name__, _MODULES)

@@ -27,7 +27,7 @@ from esper.kasmina.blueprint_check import (
     tensor_norms,
 )
 from esper.kasmina.blueprints import Topology, specs_for
-from esper.kasmina.checkpoint import network_state, save
+from esper.kasmina.network_file import network_state, save
 from esper.kasmina.slot import RESERVED, slots_of
 from esper.leyline import STYLE_OPERATORS, Stage, Style
 from esper.tolaria.minibatch import MinibatchResult

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from esper.karn.run import open_run, read_rows
 from esper.karn.screen import screen
-from esper.kasmina.checkpoint import load
+from esper.kasmina.network_file import load
 from esper.leyline.rows import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
 from esper.run.run_config import RunConfig

@@ -10,9 +10,9 @@ from torch.optim import AdamW
 
 from esper.kasmina import harvest, load
 from esper.kasmina.blueprints import blueprint_named
-from esper.kasmina.checkpoint import network_state, save
 from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
 from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.network_file import network_state, save
 from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import Style
 from esper.leyline.stages import Stage

@@ -12,6 +12,6 @@ __getattr__ = lazy_names(
         "GrowthWarning": "esper.leyline.errors",
         "Site": "esper.kasmina.sites",
         "find_sites": "esper.kasmina.sites",
-        "load": "esper.kasmina.checkpoint",
+        "load": "esper.kasmina.network_file",
     },
 )

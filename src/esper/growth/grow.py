@@ -32,7 +32,7 @@ from esper.growth.grow_run import Epoch, GrowRun
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.torch_wrappers import unwrapped
-from esper.kasmina import checkpoint
+from esper.kasmina import network_file
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.optimizer_groups import check_optimizer, held_rates
 from esper.kasmina.plain import plain_on_error
@@ -83,7 +83,7 @@ class Grown:
 
     def save(self, path: Path | str) -> None:
         """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network."""
-        checkpoint.save(self.saved, Path(path))
+        network_file.save(self.saved, Path(path))
 
 
 def grow(  # noqa: PLR0913  all but three by name
@@ -195,7 +195,7 @@ def grow(  # noqa: PLR0913  all but three by name
         for line in run.epochs_left():
             show(line)
         run.record_end()
-        saved = checkpoint.network_state(growth.network)
+        saved = network_file.network_state(growth.network)
     grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, saved)
     if directory is not None:
         show(f"run saved in {directory.path}; what came of it: esper report {directory.path}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.growth.batch_training import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, is_distributed, unwrapped
-from esper.kasmina import checkpoint, gates, lifecycle, plain
+from esper.kasmina import gates, lifecycle, network_file, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
@@ -243,7 +243,7 @@ class ManualGrowth:
     def save(self, path: Path | str) -> None:
         """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network as a plain module."""
         self._check_unfinished("save")
-        checkpoint.save(checkpoint.network_state(self._network), Path(path))
+        network_file.save(network_file.network_state(self._network), Path(path))
 
     # --- helpers --------------------------------------------------------------------------------------
 

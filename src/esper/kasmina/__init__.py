@@ -13,7 +13,7 @@ __getattr__ = lazy_names(
         "TorchStream": "esper.kasmina.random_streams",
         "check_blueprint": "esper.kasmina.blueprint_check",
         "harvest": "esper.kasmina.plain",
-        "load": "esper.kasmina.checkpoint",
+        "load": "esper.kasmina.network_file",
         "register_blueprint": "esper.kasmina.blueprints",
     },
 )

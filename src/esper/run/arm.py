@@ -5,7 +5,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from esper.karn.run import read_rows
-from esper.kasmina.checkpoint import network_state, save
+from esper.kasmina.network_file import network_state, save
 from esper.leyline.errors import InterruptedRunError
 from esper.leyline.protocols import Controller
 from esper.leyline.rows import EpochRow

@@ -14,7 +14,7 @@ import torch
 
 from esper.files.row_files import RowMark
 from esper.karn.run import read_rows
-from esper.kasmina.checkpoint import save
+from esper.kasmina.network_file import save
 from esper.leyline.errors import EsperError, RunDirectoryError
 from esper.leyline.protocols import EventSink
 from esper.leyline.rows import RunRow

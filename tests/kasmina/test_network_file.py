@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from esper.kasmina import CNNHost, MorphogeneticModel, load
 from esper.kasmina.blueprints import blueprint_named
-from esper.kasmina.checkpoint import network_state, save
 from esper.kasmina.hosts import ResidualHost, TransformerHost
+from esper.kasmina.network_file import network_state, save
 from esper.kasmina.sites import find_sites
 from esper.kasmina.slot import slots_of
 from esper.leyline import Stage, Style
