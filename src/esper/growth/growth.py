@@ -120,7 +120,9 @@ class Growth(ManualGrowth):
             self._last = (OP_WAIT, True)
             self._log: list[dict[str, Any]] = []
             self._governor = Governor()
-            trained = UserTraining(self._network, self._record_moves, self._measure_again)
+            trained = UserTraining(
+                self._network, self._record_moves, self._measure_again, self._copies.modules
+            )
             self._recovery = Recovery(trained, self._governor) if rollback else None
         except BaseException:  # Ctrl-C too leaves the network as it was
             self.detach()
@@ -167,11 +169,12 @@ class Growth(ManualGrowth):
             scorer = self._scorer()
             self._narrator.epoch += 1
             tick(self._network)
-            events = self._checks.check_seeds() + self._checks.check_compiled()
+            events = [] if broken else self._checks.check_seeds()
+            events += self._checks.check_compiled()
             events += self._measure(scorer, every_seed=every_seed)
             events += self._recovered(broken)
         events += self._done(advance(self._network))
-        events += self._checks.check_score(scorer.values)
+        events += self._checks.check_score(self.measured.score)
         self.facts = self._make_facts()
         """Facts of the last epoch, as the controller reads them."""
         return events
