@@ -140,7 +140,7 @@ class SanityChecks:
         self._network = network
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
-        self._values: list[list[float]] = []
+        self._values: list[float] = []
         self._copies: WeakKeyDictionary[SeedSlot, float] = WeakKeyDictionary()
         """Fingerprint of the weights near each slot of a copy that has no seed while its network has one."""
         self._highest_rate = 0.0
@@ -194,19 +194,18 @@ class SanityChecks:
             )
         ]
 
-    def check_score(self, values: list[float]) -> list[GrowthEvent]:
+    def check_score(self, score: float) -> list[GrowthEvent]:
         """Warn of a metric that is not finite, or that has not changed in epochs with a normal learning
         rate."""
-        mean = float(np.mean(values))
-        if not math.isfinite(mean):
-            return [self._narrator.warning(f"evaluate returned {mean:g}; nothing is decided on it")]
+        if not math.isfinite(score):
+            return [self._narrator.warning(f"evaluate returned {score:g}; nothing is decided on it")]
         groups = self._network.groups
         optimisers = [] if groups is None else groups.optimisers
         rate = max((g["lr"] for o in optimisers for g in o.param_groups), default=0.0)
         self._highest_rate = max(self._highest_rate, float(rate))
         if rate < AT_REST * self._highest_rate:
             return []  # at the end of a schedule a constant metric is normal
-        self._values = [*self._values, values] if self._values[-1:] == [values] else [values]
+        self._values = [*self._values, score] if self._values[-1:] == [score] else [score]
         if len(self._values) == CONSTANT_EPOCHS:
             sentence = f"evaluate returned the same {CONSTANT_EPOCHS} times; does it evaluate this network?"
             return [self._narrator.warning(sentence)]
