@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.graft import Graft
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot, attach, slots_of
+from esper.kasmina.slot import RESERVED, SeedSlot, attach, slots_of
 from esper.leyline.errors import HostError
 
 _SHARDED: Final = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -139,8 +139,9 @@ class FollowedCopies:
 
 
 def _same_parameters(module: nn.Module, net: nn.Module) -> bool:
-    theirs = {name: p.shape for name, p in module.named_parameters()}
-    return type(module) is type(net) and theirs == {name: p.shape for name, p in net.named_parameters()}
+    """Return whether both have one class and equal parameters, apart from the seeds of ``net``."""
+    own = {name: p.shape for name, p in net.named_parameters() if RESERVED not in name.split(".")}
+    return type(module) is type(net) and own == {name: p.shape for name, p in module.named_parameters()}
 
 
 def _guard_averages() -> None:
