@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import nn
 
 from esper.growth.batch_training import check_calibration, check_settings
@@ -244,7 +245,9 @@ class Growth(ManualGrowth):
         table = self._network.table
         waiting = np.where(table.epochs_since_measured[0] < 0, UNLIMITED, table.epochs_since_measured[0])
         chosen = sorted(np.flatnonzero(of).tolist(), key=lambda i: -int(waiting[i]))[:most]
-        found = measure(chosen, scorer, only_contributions=not shapley)
+        # Above four seeds Shapley values are sampled; the user's random state is not used for it.
+        orders = torch.Generator().manual_seed(self.epoch)
+        found = measure(chosen, scorer, generator=orders, only_contributions=not shapley)
         self.measured: Contributions = self._processes.agreed(found)
         """Scores and contributions of the last measurement."""
         record_contributions(table, self.measured)
