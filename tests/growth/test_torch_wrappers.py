@@ -147,6 +147,45 @@ def test_an_average_made_after_growth_follows_seeds_in_and_out() -> None:
     assert not any("esper" in type(m).__module__ for m in average.module.modules())
 
 
+@pytest.mark.parametrize("made", ["before growth", "before the seed", "after the seed", "deep copy"])
+def test_copy_followed_after_a_seed_was_planted_has_that_seed_and_later_ones(made: str) -> None:
+    net = mlp()
+    copies = {"before growth": AveragedModel(net)}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
+    copies["before the seed"] = AveragedModel(net)
+    growth.germinate("2", "mlp", alpha=0.5)
+    step(net, optimizer)
+    copies["after the seed"] = AveragedModel(net)
+    copies["deep copy"] = copy.deepcopy(net)
+    follower = copies[made]
+    growth.follow(follower)
+    module = follower.module if isinstance(follower, AveragedModel) else follower
+
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in net.named_parameters()]
+    seeds = [dict(each[2].esper_slot.graft.state_dict()) for each in (module, net)]
+    torch.testing.assert_close(*seeds, rtol=0.0, atol=0.0)
+    if isinstance(follower, AveragedModel):
+        follower.update_parameters(net)  # the first update copies all weights
+        assert torch.equal(module(X), net(X))
+    growth.germinate("1", "lora")
+    growth.prune("2")
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in net.named_parameters()]
+
+
+def test_copies_in_follow_receive_a_seed_that_a_controller_plants() -> None:
+    net = mlp()
+    average, twin = AveragedModel(net), copy.deepcopy(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(net, optimizer, sample=X, slots="2", controller="mlp@2:1", follow=[average, twin])
+    growth.end_epoch(lambda: 1.0)
+
+    names = [name for name, _ in net.named_parameters()]
+    assert len(names) == 14
+    assert [name for name, _ in average.module.named_parameters()] == names
+    assert [name for name, _ in twin.named_parameters()] == names
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 def test_a_copy_is_a_network_of_its_own(copied: Callable[[nn.Module], nn.Module]) -> None:
     net = mlp()
