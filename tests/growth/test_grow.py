@@ -176,3 +176,22 @@ def test_a_loss_that_is_no_number_is_told():
         esper.grow(
             network(), loader(128), loader(64), loss=lambda y, t: y.sum() * float("nan"), epochs=1, show=print
         )
+
+
+def test_ledger_of_a_grown_network_has_flops_by_purpose_and_seconds():
+    grown = grow(network(), epochs=3, controller="mlp@0:1", show=lambda _: None)
+
+    ledger, flops = grown.ledger, grown.ledger.flops()
+    # 96 FLOP per sample without the seed. The seed has two branches of 8 x 16 and 16 x 8: 1,024 FLOP more.
+    assert flops["forward"] == 128 * (96 + 2 * (96 + 1_024))
+    assert flops["backward"] == 2 * flops["forward"]
+    # Every epoch is validated on 64 samples. The seed is switched off after epoch 2; the counterfactuals of
+    # the last epoch are not charged.
+    assert flops["validation"] == 64 * (96 + 2 * (96 + 1_024))
+    assert flops["counterfactual"] == 64 * (96 + 1_024)
+    assert (flops["incubation"], flops["race"]) == (0, 0)
+    purposes = ("forward", "backward", "incubation", "validation", "counterfactual", "race")
+    assert ledger.total == sum(flops[name] for name in purposes)
+    assert grown.epochs[-1].flops == ledger.charged == ledger.total - flops["validation"]
+    assert set(ledger.seconds) == {"train", "measure"}
+    assert all(seconds > 0 for seconds in ledger.seconds.values())

@@ -12,7 +12,8 @@ from esper.growth.grow import Grown
 from esper.growth.grow_run import RACE_SHARE
 from esper.growth.race import adopt
 from esper.growth.race_runners import Limit, Runner
-from esper.leyline import RaceCandidate, RaceResult
+from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, RaceCandidate, RaceResult, SlotTable
+from esper.leyline.protocols import Decisions
 from esper.tamiyo.race_controller import is_worthwhile
 
 
@@ -73,6 +74,40 @@ def test_a_sound_network_is_left_as_it_is_and_told_why(sound_pair: list[Grown]) 
     asked, _ = sound_pair
     assert planted(asked) == []
     assert "it was not planted" in asked.summary()
+
+
+class Recording:
+    """Controller that waits and records the race result of every epoch."""
+
+    name = "recording"
+    races: list[RaceResult | None]
+
+    def __init__(self, _space: ActionSpace) -> None:
+        Recording.races = []
+
+    def reset(self, _episode: int) -> None: ...
+
+    def decide(self, facts: EpochFacts, _table: SlotTable) -> Decisions:
+        Recording.races.append(facts.races[0])
+        return Decisions(CANONICAL_ACTION[None].copy())
+
+
+def test_any_controller_receives_race_results_if_races_are_on() -> None:
+    grown = grow(sound(), epochs=20, controller=Recording, races=True)
+
+    # The race comes after a tenth of the epochs and uses most of the compute for races.
+    assert [epoch for epoch, race in enumerate(Recording.races, 1) if race is not None] == [2]
+    first = Recording.races[1]
+    assert first.candidates[0].slot == 0
+    assert first.loss == pytest.approx(grown.epochs[2].val_loss, rel=0.2)  # on a part of the data
+    assert grown.ledger.race > 0
+    assert planted(grown) == []
+
+
+def test_other_controllers_receive_no_race_results_by_default() -> None:
+    grown = grow(sound(), epochs=2, controller=Recording)
+    assert Recording.races == [None, None]
+    assert grown.ledger.race == 0
 
 
 def test_training_goes_on_where_the_control_is_with_its_moments() -> None:

@@ -190,6 +190,80 @@ def test_a_refused_network_is_left_as_it_was() -> None:
     grow(net, slots="inner.b")
 
 
+class TupleInTraining(nn.Module):
+    """A layer that also returns its input in training mode, as layers with an auxiliary loss do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.lin(x), x) if self.training else self.lin(x)
+
+
+class SkippedInTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else self.lin(x)
+
+
+class ModeNet(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return self.head(hidden[0] if isinstance(hidden, tuple) else hidden)
+
+
+UNCHANGED = {
+    "slot named twice": (mlp, {"slots": ["0", "2", "0"]}, "slot '0' is named twice; name it once"),
+    "optimiser of another network": (
+        mlp,
+        {"optimizer": other_optimiser()},
+        "the optimiser holds none of the 6 parameters of this Sequential; pass the one that trains it",
+    ),
+    "tuple in training mode only": (
+        lambda: ModeNet(TupleInTraining()),
+        {"slots": "layer"},
+        "submodule 'layer' returns tuple in training mode, and returns a tensor in evaluation mode, once per"
+        " forward; name a submodule that is the same in both as the slot",
+    ),
+    "skipped in training mode": (
+        lambda: ModeNet(SkippedInTraining()),
+        {"slots": "layer.lin"},
+        "submodule 'layer.lin' runs 0 times in training mode, and returns a tensor in evaluation mode, once",
+    ),
+    "unknown controller": (mlp, {"controller": "atuo"}, "controller is 'atuo'; pass 'auto', heuristic,"),
+}
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_refused_growth_leaves_network_optimiser_and_random_state_as_they_were(name: str) -> None:
+    build, settings, sentence = UNCHANGED[name]
+    net = build()
+    optimizer = settings.get("optimizer") or torch.optim.Adam(net.parameters())
+    net(X)[..., 0].sum().backward()
+    optimizer.step()
+    net.eval()
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    groups = [list(map(id, group["params"])) for group in optimizer.param_groups]
+    kept, random_state = len(optimizer.state), torch.get_rng_state()
+    with pytest.raises(EsperError, match=f"^{re.escape(sentence)}"):
+        grow(net, **({"optimizer": optimizer} | settings))
+
+    assert list(net.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    assert not any(module.training or module._forward_hooks for module in net.modules())
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == groups
+    assert len(optimizer.state) == kept
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
 def test_two_growths_on_one_network_are_refused() -> None:
     net = mlp()
     grow(net)
