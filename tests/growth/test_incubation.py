@@ -50,13 +50,7 @@ def incubated(blueprint: str | None, epochs: int) -> tuple[nn.Module, Growth, li
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     growth = Growth(
-        net,
-        optimizer,
-        sample=X,
-        slots="2",
-        controller=None,
-        higher_is_better=False,
-        incubation_epochs=2,
+        net, optimizer, sample=X, slots="2", controller=None, higher_is_better=False, incubation_epochs=2
     )
     if blueprint is not None:
         growth.germinate("2", blueprint)

@@ -239,10 +239,7 @@ def test_grow_rolls_back_an_epoch_with_a_nan_training_loss_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("broken_epoch", "settings"),
-    [
-        pytest.param(1, {}, id="first epoch"),
-        pytest.param(3, {"rollback": False}, id="no rollback"),
-    ],
+    [pytest.param(1, {}, id="first epoch"), pytest.param(3, {"rollback": False}, id="no rollback")],
 )
 def test_grow_raises_for_a_nan_training_loss_that_cannot_be_rolled_back(
     broken_epoch: int, settings: dict[str, Any]
