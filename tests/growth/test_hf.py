@@ -1,4 +1,4 @@
-"""The callback under the real ``transformers.Trainer``: grow, resume bit for bit, end with the best model."""
+"""Callback in ``transformers.Trainer``: growth, resuming and the best model."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from esper.growth import GrowthWarning
 from esper.hf import GrowthCallback
 from esper.leyline.errors import EsperError
 
-# What other packages warn of is theirs; our own warnings stay errors.
+# Warnings of other packages are ignored; warnings of esper stay errors.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::esper.leyline.errors.GrowthWarning"),
@@ -51,26 +51,26 @@ def callback(**settings) -> GrowthCallback:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A training of three epochs with a seed after the first and one after the second."""
+    """Return a training of three epochs with a seed after the first and one after the second."""
     folder, growing = tmp_path_factory.mktemp("hf"), callback()
     ours = trainer(folder, [growing])
     ours.train()
     return folder, growing, ours
 
 
-def test_seeds_are_planted_and_train(trained):
+def test_callback_plants_seeds_that_train(trained):
     _, growing, ours = trained
     model = ours.model
     optimised = {id(p) for group in ours.optimizer.param_groups for p in group["params"]}
 
     assert growing.growth.slots == ("transformer.h.0", "transformer.h.1")
     assert all(id(p) in optimised for p in model.parameters())
-    # A seed's second branch copies its first at birth: that they differ now is what was learned.
+    # The second branch of a seed starts as a copy of the first, so a difference shows that it has learned.
     seed = model.transformer.h[0].esper_slot.graft.seed
     assert not torch.equal(seed.one[0].weight, seed.other[0].weight)
 
 
-def test_a_training_resumed_between_two_seeds_ends_bit_for_bit_the_same(trained):
+def test_training_resumed_between_two_seeds_is_bit_equal(trained):
     folder, _, ours = trained
     model, growing = ours.model, callback()
     again = trainer(folder, [growing])
@@ -88,8 +88,8 @@ def test_a_training_resumed_between_two_seeds_ends_bit_for_bit_the_same(trained)
     assert torch.equal(plain(input_ids=tokens).logits, wanted)
 
 
-def test_the_best_model_at_the_end_is_that_of_its_checkpoint_with_the_seeds_it_had_then(tmp_path):
-    # Random tokens: the longer the training, the worse the loss on others, so the first epoch is the best.
+def test_best_model_is_loaded_with_the_seeds_of_its_checkpoint(tmp_path):
+    # Tokens are random, so training only increases the validation loss and the first epoch is the best.
     ours = trainer(
         tmp_path,
         [callback()],
@@ -112,7 +112,7 @@ def test_the_best_model_at_the_end_is_that_of_its_checkpoint_with_the_seeds_it_h
     ("settings", "late", "words"),
     [({"eval_strategy": "no"}, False, "eval_strategy is 'no'"), ({}, True, "after it was made")],
 )
-def test_what_would_never_grow_is_refused_before_the_first_step(tmp_path, settings, late, words):
+def test_settings_without_growth_are_refused_before_the_first_step(tmp_path, settings, late, words):
     growing = callback()
     ours = trainer(tmp_path, [] if late else [growing], **settings)
     if late:

@@ -1,4 +1,4 @@
-"""The callback under real Lightning: grow, resume bit for bit, refuse what would never grow."""
+"""Callback in Lightning: growth, resuming and refusals."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.leyline.errors import EsperError
 from esper.lightning import GrowthCallback
 
-# What other packages warn of is theirs; our own warnings stay errors.
+# Warnings of other packages are ignored; warnings of esper stay errors.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::esper.leyline.errors.GrowthWarning"),
@@ -64,7 +64,7 @@ def callback(**settings) -> GrowthCallback:
     )
 
 
-def test_a_training_grows_and_resumes_bit_for_bit(tmp_path):
+def test_training_grows_and_a_resumed_one_is_bit_equal(tmp_path):
     growing = callback()
     ours = trainer(tmp_path, growing)
     module = Classifier()
@@ -85,6 +85,6 @@ def test_a_training_grows_and_resumes_bit_for_bit(tmp_path):
     ("module", "validation", "words"),
     [(Classifier, None, "there is none"), (Silent, loader(16), "returned NoneType")],
 )
-def test_what_could_not_decide_is_refused(tmp_path, module, validation, words):
+def test_training_without_a_metric_or_validation_is_refused(tmp_path, module, validation, words):
     with pytest.raises(EsperError, match=words):
         trainer(tmp_path, callback(), max_epochs=1).fit(module(), loader(32), validation)

@@ -204,7 +204,7 @@ def test_task_with_float_targets_is_a_regression() -> None:
 @pytest.mark.parametrize("task", [make_task, f"{__name__}:make_task"], ids=["function", "import path"])
 def test_gymnasium_environment_takes_a_users_task(task: object) -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    import esper.gym  # noqa: PLC0415  registers the environment
+    import esper.gym  # registers the environment
 
     env = gymnasium.make(esper.gym.ENV_ID, task=task, steps=3)
     seen, _ = env.reset(seed=0)
@@ -219,7 +219,7 @@ def test_gymnasium_environment_takes_a_users_task(task: object) -> None:
 
 def test_gymnasium_environment_refuses_a_function_that_returns_no_task() -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    import esper.gym  # noqa: PLC0415  registers the environment
+    import esper.gym  # registers the environment
 
     with pytest.raises(EsperError, match="task 'not_a_task' returned int; return esper"):
         gymnasium.make(esper.gym.ENV_ID, task=not_a_task)
