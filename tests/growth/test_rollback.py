@@ -135,7 +135,7 @@ def test_live_seed_that_causes_the_divergence_is_removed_and_the_host_stays() ->
     assert sentence.endswith(": pruned 2")
     torch.testing.assert_close(net.state_dict(), host, rtol=0.0, atol=0.0)
     assert len(optimizer.state) == 6
-    assert growth.rollbacks == 0
+    assert growth.recovery.rollbacks == 0
 
 
 def test_divergence_stays_without_rollback() -> None:
@@ -152,7 +152,7 @@ def test_rollbacks_end_at_the_limit() -> None:
     for _ in range(ROLLBACK_LIMIT):
         scale_weights(net, math.nan)
         growth.end_epoch(evaluation(net))
-    assert (growth.rollbacks, growth.can_recover) == (ROLLBACK_LIMIT, False)
+    assert (growth.recovery.rollbacks, growth.recovery.given_up) == (ROLLBACK_LIMIT, True)
     scale_weights(net, math.nan)
     with pytest.warns(GrowthWarning, match="evaluate returned nan"):
         assert of_kind(growth.end_epoch(evaluation(net)), "rolled_back") == []
