@@ -10,7 +10,7 @@ from torch import nn
 from esper.growth.batch_training import endless
 from esper.growth.diagnose import DIAGNOSIS
 from esper.growth.race import Race
-from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
+from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, share_of_rate
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.sites import find_sites
 from esper.kasmina.slot import build_graft
@@ -33,18 +33,11 @@ def test_learning_rate_rises_for_a_fifth_of_a_heat_and_falls_to_zero() -> None:
 
 def test_control_makes_as_many_steps_as_the_compute_of_a_candidate_allows() -> None:
     net = Net()
-    train, _ = loaders(features)
-    control = Runner.control(net, 1e-3)
-    made = heat(
-        [],
-        [control],
-        endless(train, torch.device("cpu"), "train_loader"),
-        F.mse_loss,
-        steps=4,
-        control_steps=1.5,
-        out_of_time=lambda: False,
-    )
-    assert (made, control.steps) == (4, 6)
+    train, val = loaders(features)
+    batches = endless(train, torch.device("cpu"), "train_loader")
+    race = Race(net, None, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS)
+    made = race.train([], steps=4, control_steps=1.5, reserve=0.0)
+    assert (made, [control.steps for control in race.controls]) == (4, [6, 6, 6])
 
 
 def test_copied_optimiser_with_a_scheduler_steps_the_copied_network() -> None:

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from esper.growth.batch_training import EpochTrainer, Loss, generators_of, loss_of, on_device, size_of
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.race import RACE, RACED_BLUEPRINTS, adopt, race_of
-from esper.growth.race_runners import Limit
+from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
+from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.compute import ComputeLedger
 from esper.leyline import LifecycleOp, RaceCandidate, RaceResult

@@ -174,8 +174,7 @@ class Growth(ManualGrowth):
             scorer = self._scorer()
             self._narrator.epoch += 1
             tick(self.network)
-            events = [] if broken else self._checks.check_seeds()
-            events += self._checks.check_compiled()
+            events = [] if broken else self._checks.check_training()
             events += self._measure(scorer, every_seed=every_seed)
             events += self._recovered(broken)
         events += self._done(advance(self.network))
@@ -213,7 +212,8 @@ class Growth(ManualGrowth):
         if not outcome.succeeded:
             reason = ", ".join((str(outcome.refused_by), *outcome.failed_checks))
             wish = f"{OP_NAMES[action[Head.OP]]} in {self.network.sites[slot].name}"
-            return [self._narrator.refused(slot, f"{self.controller.name} wanted {wish}: {reason}")]
+            sentence = f"{self.controller.name} wanted {wish}: {reason}"
+            return [GrowthEvent(self.epoch, "refused", sentence, self.slots[slot])]
         return self._done(outcome.moves)
 
     def measure(self, evaluate: Evaluate, *, shapley: bool = False) -> list[GrowthEvent]:
@@ -271,7 +271,7 @@ class Growth(ManualGrowth):
             return []
         made = recovery.interventions()
         self.recorder.interventions(made, None)
-        events = [self._narrator.rolled_back(str(each.alarm), each.answer) for each in made]
+        events = [GrowthEvent(self.epoch, "rolled_back", f"{each.alarm}: {each.answer}") for each in made]
         self._copies.sync()
         return events + self._measure(self._scorer(), every_seed=False)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.growth.batch_training import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
-from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, is_distributed, unwrapped
+from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.kasmina import checkpoint, gates, lifecycle, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
@@ -65,7 +65,7 @@ class ManualGrowth:
             self.network.bind(groups)
             for follower in follow:
                 self._copies.add(follower)
-            self._processes = ProcessGroup(self.net, is_wrapped=is_distributed(net))
+            self._processes = ProcessGroup(net)
             self.network.followers += [self._processes, self._copies]
             self._space = self.network.action_space
             self.flops = forward_flops(self.net, sample)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Iterable
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -51,13 +50,6 @@ def unwrapped(net: Any) -> nn.Module:
             net = net._orig_mod
         else:
             return net
-
-
-def is_distributed(net: Any) -> bool:
-    """Return whether ``net`` is, or wraps, a ``DistributedDataParallel``."""
-    return isinstance(net, DistributedDataParallel) or isinstance(
-        getattr(net, "_orig_mod", None), DistributedDataParallel
-    )
 
 
 def recompile_limits_hit() -> int:
@@ -180,7 +172,9 @@ class ProcessGroup:
     two. The mean of a sum that contains earlier means is the mean of the sum, so accumulation needs nothing
     more."""
 
-    def __init__(self, net: nn.Module, *, is_wrapped: bool) -> None:
+    def __init__(self, passed: nn.Module) -> None:
+        net = unwrapped(passed)
+        is_wrapped = isinstance(getattr(passed, "_orig_mod", passed), DistributedDataParallel)
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.is_active = several and is_wrapped
         self._net = net
@@ -214,17 +208,14 @@ class ProcessGroup:
         if self.is_active:
             for tensor in (*graft.parameters(), *graft.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
-            self._hook(graft.parameters())
+            for parameter in graft.parameters():
+                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._queue)
 
     def seed_removed(self, _slot: int, graft: Graft) -> None:
         """Stop averaging the seed's gradients."""
         for parameter in graft.parameters():
             if handle := self._hooked.pop(parameter, None):
                 handle.remove()
-
-    def _hook(self, parameters: Iterable[nn.Parameter]) -> None:
-        for parameter in parameters:
-            self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._queue)
 
     def _queue(self, _parameter: Tensor) -> None:
         if not self._queued:
