@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -200,6 +201,38 @@ def test_followed_average_returns_to_the_last_good_epoch_too() -> None:
 
     assert len(of_kind(events, "rolled_back")) == 1
     torch.testing.assert_close(average.module.state_dict(), wanted, rtol=0.0, atol=0.0)
+
+
+def test_growth_resumed_from_a_state_does_not_return_to_the_weights_before_it() -> None:
+    net, optimizer, growth = started()
+    growth.germinate("2", "mlp")
+    train_epochs(net, optimizer, growth, GOOD_EPOCHS)
+    growth.fossilize("2")
+    saved = copy.deepcopy((growth.state_dict(), net.state_dict(), optimizer.state_dict()))
+
+    resumed = []
+    for _ in range(2):
+        net, optimizer, growth = started()
+        growth.load_state_dict(saved[0])
+        net.load_state_dict(saved[1])
+        optimizer.load_state_dict(saved[2])
+        resumed.append((net, optimizer, growth))
+    (net, optimizer, growth), (other, _, broken) = resumed
+    train_epochs(net, optimizer, growth, 1)
+    wanted = copy.deepcopy(net.state_dict())
+    scale_weights(net, math.nan)
+    scale_weights(other, math.nan)
+    with pytest.warns(GrowthWarning, match="has weights that are not finite"):
+        events = growth.end_epoch(evaluation(net))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GrowthWarning)
+        broken_events = broken.end_epoch(evaluation(other))
+
+    # The first good epoch after resuming is a snapshot; without one the network stays as it is.
+    assert of_kind(events, "rolled_back") == ["epoch 8: the loss is nan: rolled back to epoch 7"]
+    torch.testing.assert_close(net.state_dict(), wanted, rtol=0.0, atol=0.0)
+    assert of_kind(broken_events, "rolled_back") == []
+    assert len(list(other.parameters())) == 14
 
 
 # --- grow ---------------------------------------------------------------------------------------------------

@@ -331,6 +331,8 @@ class Growth(ManualGrowth):
         self._log = list(state["log"])
         self._checks.load_state(state["watch"])
         self._governor.load_state(state["governor"])
+        if self.recovery is not None:
+            self.recovery.forget_snapshot()
         if self.controller is not None:
             # A controller has no state to save: it makes its past decisions again.
             self.controller.reset(0)

@@ -123,6 +123,8 @@ class Recovery:
                 self._keep(epoch)
             return False
         guilty = None if broken else self._guilty(measured)
+        if guilty is None and self._good is None:
+            return False
         if guilty is None:
             self._roll_back(alarm)
         else:
@@ -131,6 +133,10 @@ class Recovery:
         return True
 
     # --- snapshots ----------------------------------------------------------------------------
+
+    def forget_snapshot(self) -> None:
+        """Drop the snapshot, after another state was loaded; the next good epoch is the next snapshot."""
+        self._good, self._good_epoch = None, -SNAPSHOT_EVERY
 
     def _keep(self, epoch: int) -> None:
         self._good_epoch, self._good = epoch, self._trained.weights()
