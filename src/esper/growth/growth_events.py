@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import nn
 
 from esper.growth import torch_wrappers
 from esper.kasmina.network import MorphogeneticModel
@@ -123,23 +124,23 @@ class SanityChecks:
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
         self._values: list[float] = []
-        self._copies: WeakKeyDictionary[SeedSlot, float] = WeakKeyDictionary()
-        """Fingerprint of the weights near each slot of a copy that has no seed while its network has one."""
+        self._copies: WeakKeyDictionary[SeedSlot, list[float]] = WeakKeyDictionary()
+        """Sums of squares of the weights at each slot of a copy without a seed whose network has one."""
         self._highest_rate = 0.0
         self._given_up = torch_wrappers.recompile_limits_hit()
 
     def born(self, slot: int) -> None:
         """Remember the initial weights of a seed."""
-        self._seen[slot] = self._fingerprint(slot)
+        self._seen[slot] = _squares(self._network.slots[slot])
         own = self._network.slots[slot]
         left = [c for c in COPIES if c.token == own.token and c.site == own.site and c.graft is None]
-        self._copies.update({copy: _weight(copy) for copy in left})
+        self._copies.update({copy: _squares(copy.parent[0]) for copy in left})
 
     def check_training(self) -> list[GrowthEvent]:
         """Warn of seeds that did not change or are not finite, stale copies, and recompilation limits."""
         events = []
         for slot in np.flatnonzero(self._network.table.in_forward[0]).tolist():
-            now, seed = self._fingerprint(slot), self._narrator.seed(slot)
+            now, seed = _squares(self._network.slots[slot]), self._narrator.seed(slot)
             if now == self._seen.get(slot):
                 sentence = (
                     f"{seed} did not change: no gradient or no optimiser step reached it. Does its place run"
@@ -151,7 +152,7 @@ class SanityChecks:
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
         # A copy that is updated but has not grown is, for example, an average that is computed by hand.
-        if any(_weight(copy) != before for copy, before in self._copies.items()):
+        if any(_squares(copy.parent[0]) != before for copy, before in self._copies.items()):
             sentence = (
                 "a copy of the network is updated without having grown with it; name it, Growth(net,"
                 " optimizer, follow=[copy]), or copy the network again after growth"
@@ -184,10 +185,6 @@ class SanityChecks:
             return [self._narrator.warning(sentence)]
         return []
 
-    def _fingerprint(self, slot: int) -> list[float]:
-        """Return the sum of squares of each parameter of a seed."""
-        return [float(p.detach().double().pow(2).sum()) for p in self._network.slots[slot].parameters()]
-
     def state(self) -> dict[str, Any]:
         return {"seen": dict(self._seen), "values": list(self._values), "rate": self._highest_rate}
 
@@ -196,6 +193,6 @@ class SanityChecks:
         self._values, self._highest_rate = list(state["values"]), float(state["rate"])
 
 
-def _weight(slot: SeedSlot) -> float:
-    """Return the sum of squares of the weights of a slot's submodule."""
-    return float(sum(p.detach().double().pow(2).sum() for p in slot.parent[0].parameters()))
+def _squares(module: nn.Module) -> list[float]:
+    """Return the sum of squares of each parameter, by which a change is detected."""
+    return [float(p.detach().double().pow(2).sum()) for p in module.parameters()]

@@ -88,6 +88,8 @@ class Recovery:
         self.rolled_back = False
         """Whether the epoch that was checked last ended in a rollback."""
         self._fossilized = False
+        self._good: Any = None
+        """The last snapshot; None after another state was loaded."""
         self._keep(0)
 
     @property
