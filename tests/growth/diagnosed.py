@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def features(net: nn.Module, rng_seed: int = 0, samples: int = 512) -> tuple[Tensor, Tensor]:
-    """Inputs of five numbers, and two sines of their sums."""
+    """Return inputs of five numbers, and two sines of their sums as targets."""
     x = torch.randn(samples, 5, generator=torch.Generator().manual_seed(rng_seed))
     return x, torch.sin(2 * torch.stack([x[:, :3].sum(1), x[:, 2:].sum(1)], 1))
 
@@ -22,7 +22,7 @@ def loaders(data: Callable[..., tuple[Tensor, Tensor]]) -> tuple[DataLoader[Any]
 
 
 class Net(nn.Module):
-    """With what a careless look would change: statistics, dropout, modes, frozen weights, hooks."""
+    """Return a network with BatchNorm, dropout, mixed modes, frozen weights and hooks."""
 
     def __init__(self) -> None:
         super().__init__()

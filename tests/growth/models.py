@@ -1,4 +1,4 @@
-"""Networks as users write them, small. None of them knows of esper, and nothing here may import it."""
+"""Small networks as users write them; this file does not import esper."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """BatchNorm, an in-place ReLU that every block shares with itself, stages as Sequential."""
+    """Network with BatchNorm, an in-place ReLU that runs twice per block, and stages as Sequential."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class DoubleConv(nn.Module):
 
 
 class UNet(nn.Module):
-    """Segmentation: one logit per pixel."""
+    """Segmentation network with one logit per pixel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class ViT(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """With a padding mask: torch packs the tokens of a batch in evaluation."""
+    """Encoder with a padding mask: torch packs the tokens of a batch in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Embedding and head share their weight; targets are an argument of the forward."""
+    """Transformer whose embedding and head share a weight, with optional targets in the forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class GPT(nn.Module):
 
 
 class GRUNet(nn.Module):
-    """Regression; the GRU returns a tuple."""
+    """Regression network with a GRU, which returns a tuple."""
 
     def __init__(self, batch_first: bool = True) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class GRUNet(nn.Module):
 
 
 class Signals(nn.Module):
-    """One-dimensional convolutions: ``[batch, channels, time]``."""
+    """Network of one-dimensional convolutions on ``[batch, channels, time]``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class DictHead(nn.Module):
 
 
 class DictNet(nn.Module):
-    """A dict in, a dict out, a dataclass and another dict between."""
+    """Network with dicts as input and output, and a dataclass and a dict inside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ class DictNet(nn.Module):
 
 
 class Case(NamedTuple):
-    """A network, a batch of what it is called with, the places to grow, and its output as one tensor."""
+    """Test case: a network, a batch, seeds to plant, and a function that returns one tensor of the output."""
 
     build: Callable[[], nn.Module]
     sample: Callable[[], Any]

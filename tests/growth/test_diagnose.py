@@ -1,4 +1,4 @@
-"""Is a network too small, and where: the race, the verdict, and that nothing of the user's is touched."""
+"""``esper.diagnose``: unchanged inputs, verdicts, limits, and the report."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from tests.growth.diagnosed import Net, features, loaders
 
 
 def everything(net: nn.Module, optimizer: Any, train: Any) -> dict[str, Any]:
-    """All that a diagnosis might have touched, as values that compare by equality."""
+    """Return everything that a diagnosis could change, as values that compare by equality."""
     return {
         "weights": {name: value.tolist() for name, value in net.state_dict().items()},
         "gradients": {name: p.grad is None or p.grad.tolist() for name, p in net.named_parameters()},
@@ -40,7 +40,7 @@ def everything(net: nn.Module, optimizer: Any, train: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("interruption", [None, ValueError("no"), KeyboardInterrupt()])
-def test_nothing_of_the_users_is_changed_not_even_by_an_interruption(
+def test_diagnosis_leaves_network_loaders_and_random_states_unchanged_also_when_interrupted(
     interruption: BaseException | None,
 ) -> None:
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_nothing_of_the_users_is_changed_not_even_by_an_interruption(
     assert everything(net, optimizer, train) == before
 
 
-def test_the_same_network_and_data_give_the_same_diagnosis() -> None:
+def test_same_network_and_data_give_the_same_diagnosis() -> None:
     torch.manual_seed(0)
     net = Net()
     train, val = loaders(features)
@@ -91,7 +91,7 @@ def test_the_same_network_and_data_give_the_same_diagnosis() -> None:
 
 
 def linear_but_for_the_head() -> nn.Module:
-    """Its first stage sees all inputs; its second hands on one number, from which nothing can be told."""
+    """Network whose second stage returns one number, which is too narrow for the task."""
     return nn.Sequential(nn.Linear(5, 16), nn.Linear(16, 1), nn.Linear(1, 16), nn.Linear(16, 2))
 
 
@@ -106,7 +106,7 @@ def train_for(net: nn.Module, steps: int, data: tuple[Tensor, Tensor]) -> nn.Mod
     return net
 
 
-def test_capacity_is_found_where_it_is_missing() -> None:
+def test_verdict_is_grow_at_the_layer_that_is_too_narrow() -> None:
     torch.manual_seed(0)
     train, val = loaders(
         lambda *a: (features(*a)[0], features(*a)[0].abs().sum(1, keepdim=True).expand(-1, 2))
@@ -122,7 +122,7 @@ def test_capacity_is_found_where_it_is_missing() -> None:
     assert best.gain_per_thousand == pytest.approx(-best.change.mean / 1.088)
 
 
-def test_a_network_that_was_stopped_early_is_told_to_train_first() -> None:
+def test_verdict_of_a_network_stopped_early_is_train_longer_first() -> None:
     torch.manual_seed(0)
     train, val = loaders(lambda *a: (features(*a)[0], features(*a)[0][:, :2] * 2))
     net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
@@ -131,7 +131,7 @@ def test_a_network_that_was_stopped_early_is_told_to_train_first() -> None:
     assert found.place is None
 
 
-def test_where_only_noise_is_left_the_answer_is_nowhere() -> None:
+def test_verdict_is_nowhere_if_only_noise_is_left_to_learn() -> None:
     def noise(_net: Any, rng_seed: int, samples: int = 512) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(rng_seed)
         return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
@@ -145,7 +145,7 @@ def test_where_only_noise_is_left_the_answer_is_nowhere() -> None:
     assert found.verdict == "nowhere"
 
 
-def test_a_frozen_backbone_has_no_training_longer_but_places_for_adapters() -> None:
+def test_diagnosis_of_a_frozen_backbone_has_candidates_and_an_unchanged_control() -> None:
     torch.manual_seed(0)
     train, val = loaders(features)
     net = Net().requires_grad_(False)
@@ -155,7 +155,7 @@ def test_a_frozen_backbone_has_no_training_longer_but_places_for_adapters() -> N
     assert found.rows[0].change.mean < 0
 
 
-def test_batches_that_are_dicts_go_to_the_loss_as_they_are() -> None:
+def test_dict_batches_are_passed_to_the_loss_unchanged() -> None:
     torch.manual_seed(0)
     train = [{"x": x, "y": y} for x, y in zip(*(t.split(32) for t in features(None, 1, 128)), strict=True)]
     found = diagnose(
@@ -192,23 +192,23 @@ def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 1
         (row((-0.20, math.nan), (-0.20, math.nan)), (0.0, math.nan), "unclear"),  # one part of data only
     ],
 )
-def test_the_verdict_weighs_a_change_against_its_error_and_the_control(
+def test_verdict_depends_on_change_error_and_control(
     best: CandidateRow, control: tuple[float, float], verdict: str
 ) -> None:
     assert decide(1.0, [best], Paired(*control))[0] == verdict
 
 
-def test_who_ran_longer_counts_before_who_did_better_in_an_earlier_heat() -> None:
+def test_candidate_of_a_later_heat_is_preferred_to_a_better_one_of_an_earlier_heat() -> None:
     long, short = row((-0.3, 0.01), (-0.3, 0.01), 200), row((-0.4, 0.01), (-0.4, 0.01), 50)
     assert decide(1.0, [short, long], Paired(0.0, 0.01))[1] is long
 
 
-def test_without_a_candidate_that_ran_it_is_unclear() -> None:
+def test_verdict_is_unclear_if_no_candidate_ran() -> None:
     assert decide(1.0, [CandidateRow("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
 
 
 @pytest.mark.parametrize("minutes", [0.0, 0.02])
-def test_the_time_given_is_a_limit(minutes: float) -> None:
+def test_diagnosis_ends_within_its_minutes(minutes: float) -> None:
     train, val = loaders(features)
     started = time.monotonic()
     found = diagnose(Net(), train, val, loss=F.mse_loss, minutes=minutes)
@@ -246,7 +246,7 @@ def changing(batches: int) -> Iterator[Any]:
         ({"blueprints": "mpl"}, "unknown blueprint for features hosts 'mpl'; did you mean mlp"),
     ],
 )
-def test_bad_input_gets_a_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_diagnose_refuses_bad_input_with_one_sentence(change: dict[str, Any], sentence: str) -> None:
     train, val = loaders(features)
     given = {"train_loader": train, "val_loader": val, "loss": F.mse_loss, "slots": "second", "minutes": 5}
     given |= change
@@ -265,7 +265,7 @@ def shown() -> Diagnosis:
     )
 
 
-def test_text_has_the_verdict_first_and_a_dash_for_what_nobody_measured() -> None:
+def test_text_starts_with_the_verdict_and_has_dashes_for_unknown_values() -> None:
     lines = str(shown()).splitlines()
     assert lines[0] == "Net: grow: lora at here"
     assert lines[4].split()[:2] == ["place", "blueprint"]
@@ -275,20 +275,20 @@ def test_text_has_the_verdict_first_and_a_dash_for_what_nobody_measured() -> Non
     assert lines[7].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
 
 
-def test_html_escapes_names_and_has_every_row() -> None:
+def test_html_has_every_row_and_escapes_names() -> None:
     page = shown()._repr_html_()
     assert "&lt;there&gt;" in page
     assert page.count("<tr>") == 4
 
 
-def test_json_has_null_for_what_is_unknown() -> None:
+def test_json_has_null_for_unknown_values() -> None:
     read = json.loads(shown().json())
     assert read["control"] == {"mean": -0.001, "error": None}
     assert read["rows"][1]["change"] is None
     assert read["rows"][0]["gain_per_thousand"] == pytest.approx(0.301)
 
 
-def test_parts_of_a_batch_have_its_form() -> None:
+def test_parts_of_a_batch_have_its_type_and_keys() -> None:
     parts = parts_of({"x": torch.arange(5), "k": 3, "n": [torch.arange(10).view(5, 2)]}, 2)
     assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3, 4]]
     assert [part["n"][0].shape for part in parts] == [(2, 2), (3, 2)]
@@ -298,7 +298,7 @@ def test_parts_of_a_batch_have_its_form() -> None:
 # --- what follows -------------------------------------------------------------------------------------
 
 
-def test_a_place_is_grown_for_good_and_its_gain_stands_beside_the_prediction() -> None:
+def test_planted_seed_is_permanent_and_compare_reports_its_gain_with_the_prediction() -> None:
     torch.manual_seed(0)
     train, val = loaders(
         lambda *a: (features(*a)[0], features(*a)[0].abs().sum(1, keepdim=True).expand(-1, 2))
@@ -314,14 +314,14 @@ def test_a_place_is_grown_for_good_and_its_gain_stands_beside_the_prediction() -
     train_for(net, 200, train.dataset.tensors)  # type: ignore[attr-defined]
     realised = found.compare(net)
     assert realised.predicted == found.rows[0].change
-    # Independent of the parts: the mean over all of the validation data.
+    # The expected value is the mean over all validation data, without parts.
     mean = F.mse_loss(net(val.dataset.tensors[0]), val.dataset.tensors[1]).item()  # type: ignore[attr-defined]
     assert found.val_loss + realised.realised.mean == pytest.approx(mean, rel=1e-4)
     assert "mlp_small at 0: predicted -" in str(found)
     assert json.loads(found.json())["realised"][0]["place"] == "0"
 
 
-def test_a_seed_that_cannot_be_planted_is_refused_and_leaves_the_network_as_it_was() -> None:
+def test_refused_plant_leaves_the_network_unchanged() -> None:
     net = Net()
     keys = list(net.state_dict())
     with pytest.raises(EsperError, match="unknown blueprint"):

@@ -1,4 +1,4 @@
-"""What finish keeps, merges, checks and refuses."""
+"""``Growth.finish``: merged seeds, unchanged parts of the network, checks and refusals."""
 
 import copy
 from collections import OrderedDict
@@ -34,7 +34,7 @@ def _same_weights() -> None:
     torch.manual_seed(0)
 
 
-def test_a_linear_seed_behind_a_linear_layer_merges_into_its_weight() -> None:
+def test_linear_seed_after_a_linear_layer_is_merged_into_its_weight() -> None:
     net, x = mlp(), torch.randn(4, 5)
     keys = list(net.state_dict())
     growth = planted(net, x, ("2", "lora"), alpha=0.5)
@@ -50,7 +50,7 @@ def test_a_linear_seed_behind_a_linear_layer_merges_into_its_weight() -> None:
     assert len(optimizer.state) == 6
 
 
-def test_a_linear_seed_stays_apart_where_the_weight_cannot_hold_it() -> None:
+def test_linear_seed_is_not_merged_into_a_weight_of_low_precision() -> None:
     net, x = mlp().bfloat16(), torch.randn(64, 5).bfloat16()
     growth = planted(net, x, ("2", "lora"))
     wanted = net(x)
@@ -58,7 +58,7 @@ def test_a_linear_seed_stays_apart_where_the_weight_cannot_hold_it() -> None:
     assert any("grown" in name for name in net.state_dict())
 
 
-def test_a_shared_weight_is_not_merged_into() -> None:
+def test_linear_seed_is_not_merged_into_a_shared_weight() -> None:
     net, x = GPT(), torch.randint(11, (4, 6))
     growth = planted(net, x, ("lm_head", "lora"))
     wanted, embedded = net.eval()(x)[0], net.wte.weight.clone()
@@ -67,7 +67,7 @@ def test_a_shared_weight_is_not_merged_into() -> None:
     assert torch.equal(net.wte.weight, embedded)
 
 
-def test_containers_attributes_and_hooks_stay_as_they_are() -> None:
+def test_finish_keeps_containers_attributes_and_hooks() -> None:
     net, x = ResNet(), torch.randn(4, 1, 8, 8)
     net.note = "mine"
     calls: list[str] = []
@@ -85,14 +85,14 @@ def test_containers_attributes_and_hooks_stay_as_they_are() -> None:
     assert [type(child).__name__ for child in net.layer2] == ["BasicBlock", "BasicBlock"]
 
 
-def test_alpha_below_one_stays_in_the_finished_network() -> None:
+def test_finished_network_keeps_an_alpha_below_one() -> None:
     net, x = mlp(), torch.randn(4, 5)
     growth = planted(net, x, ("1", "mlp"), alpha=0.25)
     wanted = net(x)
     assert torch.equal(growth.finish()(x), wanted)
 
 
-def test_a_finished_network_trains_on_with_the_same_optimiser_and_grows_again() -> None:
+def test_finished_network_continues_with_its_optimiser_and_can_grow_again() -> None:
     net, x = mlp(), torch.randn(4, 5)
     growth = planted(net, x, ("1", "mlp"))
     optimizer = growth.network.groups.optimisers[0]
@@ -110,7 +110,7 @@ def test_a_finished_network_trains_on_with_the_same_optimiser_and_grows_again() 
 
 
 class Fickle(nn.Module):
-    """Computes something else once it has no slot."""
+    """Network whose output depends on whether it has a slot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Fickle(nn.Module):
         return self.head(self.first(x)) + float(hasattr(self.first, "esper_slot"))
 
 
-def test_a_difference_names_the_slot_and_changes_nothing() -> None:
+def test_finish_that_would_change_the_output_is_refused_and_names_the_slot() -> None:
     net, x = Fickle(), torch.randn(4, 5)
     growth = planted(net, x, ("first", "mlp"), ("head", "norm"))
     wanted, state = net(x), copy.deepcopy(net.state_dict())
@@ -142,7 +142,7 @@ class Branching(Mirrored):
         return super().forward(h) if h.sum() > 0 else super().forward(h) * 1.0
 
 
-def test_a_seed_that_cannot_be_traced_says_so() -> None:
+def test_seed_that_cannot_be_traced_is_refused() -> None:
     register_blueprint("branching", topology="features")(Branching)
     try:
         growth = planted(mlp(), torch.randn(4, 5), ("1", "branching"))
@@ -154,7 +154,7 @@ def test_a_seed_that_cannot_be_traced_says_so() -> None:
         unregister_blueprint("branching", "features")
 
 
-def test_an_own_blueprint_of_torch_alone_is_kept_whatever_it_does() -> None:
+def test_seed_of_torch_modules_only_is_kept_without_tracing() -> None:
     class Odd(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
@@ -173,7 +173,7 @@ def test_an_own_blueprint_of_torch_alone_is_kept_whatever_it_does() -> None:
         unregister_blueprint("odd", "features")
 
 
-def test_a_root_that_is_a_container_keeps_its_length_and_order() -> None:
+def test_network_that_is_a_container_keeps_length_and_order() -> None:
     net = nn.Sequential(OrderedDict(a=nn.Linear(5, 8), b=nn.ReLU(), c=nn.Linear(8, 3)))
     growth = planted(net, torch.randn(4, 5), ("b", "mlp"))
     assert (len(net), [name for name, _ in net.named_children()]) == (3, ["a", "b", "c"])
@@ -181,7 +181,7 @@ def test_a_root_that_is_a_container_keeps_its_length_and_order() -> None:
     assert (len(net), [name for name, _ in net.named_children()]) == (3, ["a", "b", "c"])
 
 
-def test_a_merged_transformers_model_goes_through_save_pretrained(tmp_path: Path) -> None:
+def test_merged_transformers_model_is_saved_by_save_pretrained(tmp_path: Path) -> None:
     net, x = bert().eval(), tokens((2,), 3)
     growth = planted(net, x, ("bert.encoder.layer.0.intermediate.dense", "lora"))
     wanted = net(**x).logits
@@ -190,7 +190,7 @@ def test_a_merged_transformers_model_goes_through_save_pretrained(tmp_path: Path
     torch.testing.assert_close(again(**x).logits, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_a_transformers_model_with_seeds_says_what_to_call_instead_of_save_pretrained() -> None:
+def test_transformers_model_with_seeds_warns_about_save_pretrained() -> None:
     growth = planted(gpt2(), tokens((2, 6), 20), ("transformer.h.0", "mlp"))
     with pytest.warns(
         GrowthWarning, match=r"save_pretrained keeps the class's own layers only.*torch\.save\(net"
@@ -198,7 +198,7 @@ def test_a_transformers_model_with_seeds_says_what_to_call_instead_of_save_pretr
         growth.finish()
 
 
-def test_finish_twice_and_growing_after_it_are_refused() -> None:
+def test_finish_and_growth_after_finish_are_refused() -> None:
     growth = planted(mlp(), torch.randn(4, 5), ("1", "mlp"))
     growth.finish()
     for use in (
@@ -211,7 +211,7 @@ def test_finish_twice_and_growing_after_it_are_refused() -> None:
             use()
 
 
-def test_who_cannot_be_made_plain_after_an_error_says_so_beside_it() -> None:
+def test_failed_finish_after_an_error_is_added_to_the_error_as_a_note() -> None:
     def refuse() -> nn.Module:
         raise HostError("it differs")
 

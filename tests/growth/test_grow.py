@@ -1,3 +1,5 @@
+"""``esper.grow``: result, resuming, budgets, refusals, learning rates and the ledger."""
+
 import pytest
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ def grow(net: nn.Module, **settings):
     return esper.grow(net, loader(128), loader(64), loss=nn.functional.cross_entropy, **settings)
 
 
-def test_a_network_is_trained_grown_and_given_back_plain(tmp_path):
+def test_grow_returns_a_plain_network_with_the_planned_seed_that_can_be_saved(tmp_path):
     lines: list[str] = []
     grown = grow(network(), epochs=5, controller=PLAN, show=lines.append)
 
@@ -41,7 +43,7 @@ def test_a_network_is_trained_grown_and_given_back_plain(tmp_path):
         esper.load(tmp_path / "mine.pt", base=nn.Linear(4, 2))
 
 
-def test_a_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
+def test_resumed_training_is_bit_equal_to_an_uninterrupted_one(tmp_path):
     whole = grow(network(), epochs=5, controller=PLAN, show=lambda _: None)
 
     class StoppedError(Exception):
@@ -64,7 +66,7 @@ def test_a_training_that_was_interrupted_goes_on_bit_for_bit(tmp_path):
     )
 
 
-def test_a_budget_ends_within_one_minibatch():
+def test_training_ends_within_one_minibatch_of_its_budget():
     # 2 · (4 · 8 + 8 · 2) FLOP a sample forward, three times that in training, 16 samples: 4,608 a minibatch.
     grown = grow(network(), budget=50_000, controller=None, show=lambda _: None)
 
@@ -100,7 +102,7 @@ def test_bad_input_is_refused_and_the_network_can_be_grown_afterwards(settings, 
     grow(net, epochs=1, controller=None, show=lambda _: None)
 
 
-def test_a_data_set_is_no_loader_and_a_sample_says_how_the_network_is_called():
+def test_data_set_is_refused_as_loader_and_dict_batches_need_a_sample():
     data = TensorDataset(torch.randn(64, 4), torch.arange(64) % 2)
     loss = nn.functional.cross_entropy
     with pytest.raises(EsperError, match="train_loader is a TensorDataset, which holds samples; pass a Data"):
@@ -114,7 +116,7 @@ def test_a_data_set_is_no_loader_and_a_sample_says_how_the_network_is_called():
     assert [event.kind for event in grown.events].count("germinated") == 1
 
 
-def test_an_interrupted_network_is_plain_as_far_as_it_was_trained():
+def test_interrupted_network_is_plain_and_keeps_its_seed_and_learning_rate():
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 
@@ -130,7 +132,7 @@ def test_an_interrupted_network_is_plain_as_far_as_it_was_trained():
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_the_rate_of_now_is_held_and_the_optimiser_has_it_again_afterwards():
+def test_grow_starts_from_the_present_learning_rate_and_restores_it():
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.25)
@@ -148,20 +150,20 @@ def test_the_rate_of_now_is_held_and_the_optimiser_has_it_again_afterwards():
     assert "initial_lr" not in own.param_groups[0]
 
 
-def test_parameters_that_merging_took_away_are_told():
+def test_summary_reports_parameters_merged_into_weights():
     # A lora of rank 8 in a slot 8 wide has 2 · 8 · 8 parameters.
     summary = grow(network(), epochs=3, controller="lora@0:1", show=lambda _: None).summary()
 
     assert "58 → 186, 58 since linear seeds became part of weights" in summary
 
 
-def test_a_file_that_holds_something_else_is_refused(tmp_path):
+def test_load_refuses_a_file_that_esper_did_not_save(tmp_path):
     torch.save(network(), tmp_path / "net.pt")
     with pytest.raises(EsperError, match="is no network that esper saved"):
         esper.load(tmp_path / "net.pt", base=network())
 
 
-def test_contributions_under_batch_norm_are_calibrated_on_the_training_batches():
+def test_contributions_under_batch_norm_are_calibrated_on_training_batches():
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     grown = grow(net, epochs=3, controller="mlp@0:1", show=lambda _: None)
@@ -171,8 +173,27 @@ def test_contributions_under_batch_norm_are_calibrated_on_the_training_batches()
     assert not any("uncalibrated" in str(event) for event in measured)
 
 
-def test_a_loss_that_is_no_number_is_told():
+def test_nan_loss_in_the_first_epoch_raises():
     with pytest.raises(EsperError, match="the training loss is not finite in epoch 1"):
         esper.grow(
             network(), loader(128), loader(64), loss=lambda y, t: y.sum() * float("nan"), epochs=1, show=print
         )
+
+
+def test_ledger_of_a_grown_network_has_flops_by_purpose_and_seconds():
+    grown = grow(network(), epochs=3, controller="mlp@0:1", show=lambda _: None)
+
+    ledger, flops = grown.ledger, grown.ledger.flops()
+    # 96 FLOP per sample without the seed. The seed has two branches of 8 x 16 and 16 x 8: 1,024 FLOP more.
+    assert flops["forward"] == 128 * (96 + 2 * (96 + 1_024))
+    assert flops["backward"] == 2 * flops["forward"]
+    # Every epoch is validated on 64 samples. The seed is switched off after epoch 2; the counterfactuals of
+    # the last epoch are not charged.
+    assert flops["validation"] == 64 * (96 + 2 * (96 + 1_024))
+    assert flops["counterfactual"] == 64 * (96 + 1_024)
+    assert (flops["incubation"], flops["race"]) == (0, 0)
+    purposes = ("forward", "backward", "incubation", "validation", "counterfactual", "race")
+    assert ledger.total == sum(flops[name] for name in purposes)
+    assert grown.epochs[-1].flops == ledger.charged == ledger.total - flops["validation"]
+    assert set(ledger.seconds) == {"train", "measure"}
+    assert all(seconds > 0 for seconds in ledger.seconds.values())

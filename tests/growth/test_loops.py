@@ -1,4 +1,4 @@
-"""Seeds learn in every common training loop exactly as layers of a hand-written network do."""
+"""Common training loops, in which a seed learns like a layer of a hand-written network."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,11 +16,11 @@ from esper.kasmina import register_blueprint
 from esper.kasmina.blueprints import unregister_blueprint
 
 STEPS, BIRTH = 7, 2
-"""Minibatches of a run, and how many come before the seed."""
+"""Number of minibatches of a run, and of those before the seed is planted."""
 
 
 class Drop(nn.Sequential):
-    """A seed that draws a mask; zero at birth by its last layer."""
+    """Seed with dropout whose last layer starts at zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(width, width), nn.Dropout(0.5), nn.Linear(width, width))
@@ -63,7 +63,7 @@ class Net(nn.Module):
 
 
 class ByHand(Net):
-    """What one would write who had known of the seed from the start: the reference."""
+    """Reference: the network with the seed as an ordinary layer."""
 
     def __init__(self, recompute: str = "") -> None:
         super().__init__(recompute)
@@ -77,7 +77,7 @@ class ByHand(Net):
 
 @dataclass
 class Loop:
-    """A loop: the optimiser of a network's parameters, and one minibatch."""
+    """Settings of a training loop."""
 
     optimiser: Callable[[nn.Module], Optimizer] = lambda net: AdamW(net.parameters(), lr=0.05)
     scheduler: Callable[[Optimizer], Any] | None = None
@@ -87,7 +87,7 @@ class Loop:
     scale: float = 0.0
     recompute: str = ""
     compile: str = ""
-    """Backend, and when: ``aot_eager before`` Growth or after it."""
+    """Backend of torch.compile, and whether it is called before or after Growth."""
 
 
 def no_decay(net: nn.Module) -> Optimizer:
@@ -101,7 +101,7 @@ def no_decay(net: nn.Module) -> Optimizer:
 
 
 def head_faster(net: Net) -> Optimizer:
-    """Groups of layers with rates of their own."""
+    """Return an optimiser with another learning rate for the head."""
     body = [p for name, p in net.named_parameters() if not name.startswith("head")]
     return SGD([{"params": body, "lr": 0.02}, {"params": net.head.parameters(), "lr": 0.2}], momentum=0.9)
 
@@ -135,7 +135,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def train(loop: Loop, net: nn.Module, optimiser: Optimizer, grow: Callable[[], None]) -> None:
-    """The user's loop; it knows nothing of growth but the one call between two minibatches."""
+    """Train as a user does; ``grow`` is called once between two minibatches."""
     scheduler = loop.scheduler(optimiser) if loop.scheduler else None
     scaler = torch.amp.GradScaler("cpu", init_scale=loop.scale, enabled=bool(loop.scale))
     data = iter(batches())
@@ -161,7 +161,7 @@ def train(loop: Loop, net: nn.Module, optimiser: Optimizer, grow: Callable[[], N
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_seed_learns_as_a_layer_of_a_network_written_by_hand(name: str) -> None:
+def test_seed_learns_like_a_layer_of_a_hand_written_network(name: str) -> None:
     loop = LOOPS[name]
     torch.manual_seed(0)
     net = Net(loop.recompute)

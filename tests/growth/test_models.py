@@ -1,4 +1,4 @@
-"""The model matrix: empty slots change nothing, seeds learn, and the finished network is the trained one."""
+"""Growth of every model in ``models.py``: outputs with empty slots, training of seeds, finished networks."""
 
 import copy
 import json
@@ -22,12 +22,12 @@ from tests.growth.models import CASES, Case
 ALL: dict[str, Case] = CASES | HF_CASES
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The PyTorch API of nested tensors:UserWarning"
-)  # torch's own use
+)  # a warning of torch
 ROOT = Path(__file__).parents[2]
 
 
 def outputs(net: nn.Module, x: Any) -> list[Tensor]:
-    """All tensors that the network returns, in both modes, with and without grad, under one random state."""
+    """Return all output tensors in both modes, with and without grad, under one random state."""
     found = []
     kept = copy.deepcopy(net.state_dict())
     for training in (False, True):
@@ -48,16 +48,16 @@ class Grown(NamedTuple):
     inputs: Any
     bare_keys: list[str]
     attached: bool
-    """Outputs and keys with empty slots are those of the bare network."""
+    """Whether outputs and keys with empty slots equal those of the network without slots."""
     moved: dict[str, bool]
-    """Per parameter of a seed: whether training changed it."""
+    """For each parameter of a seed, whether training changed it."""
     trained: list[Tensor]
     finished: list[Tensor]
 
 
 @cache
 def grown(name: str) -> Grown:
-    """One case from the bare network to the finished one."""
+    """Results of one case, from the network without slots to the finished one."""
     case = ALL[name]
     torch.manual_seed(0)
     net, sample, inputs = case.build(), case.sample(), case.sample()
@@ -78,19 +78,19 @@ def grown(name: str) -> Grown:
     moved = {k: not torch.equal(p, born[k]) for k, p in seeds.items()}
     trained = outputs(net, inputs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GrowthWarning)  # what transformers' save_pretrained would lose
+        warnings.simplefilter("ignore", GrowthWarning)  # the warning about save_pretrained
         finished = growth.finish(merge=False)
     assert finished is net
     return Grown(net, inputs, bare_keys, attached, moved, trained, outputs(net, inputs))
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_empty_slots_change_no_bit_and_no_key(name: str) -> None:
+def test_empty_slots_change_neither_outputs_nor_state_keys(name: str) -> None:
     assert grown(name).attached
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_seed_learns_and_the_finished_network_is_the_trained_one_bit_for_bit(name: str) -> None:
+def test_every_seed_learns_and_the_finished_network_is_bit_equal(name: str) -> None:
     found = grown(name)
     assert found.moved
     assert all(found.moved.values()), [k for k, moved in found.moved.items() if not moved]
@@ -102,7 +102,7 @@ def test_every_seed_learns_and_the_finished_network_is_the_trained_one_bit_for_b
 
 @pytest.mark.parametrize("name", ["resnet-copy", "vit", "padding mask", "gru", "dict", "transformers gpt2"])
 @pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn._flat_weights:UserWarning")  # torch's GRU
-def test_the_finished_network_can_be_exported(name: str) -> None:
+def test_finished_network_can_be_exported(name: str) -> None:
     found = grown(name)
     x = found.inputs
     args, kwargs = (x if isinstance(x, tuple) else (x,), {}) if "transformers" not in name else ((), x)
@@ -113,7 +113,7 @@ def test_the_finished_network_can_be_exported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gru-time-first", "vit-time-first"])
-def test_where_tokens_come_first_no_sample_sees_another(name: str) -> None:
+def test_seeds_keep_samples_apart_if_tokens_are_the_first_axis(name: str) -> None:
     found = grown(name)
     others = torch.cat([found.inputs[:1], torch.randn_like(found.inputs[1:])])
     with torch.no_grad():
@@ -121,7 +121,7 @@ def test_where_tokens_come_first_no_sample_sees_another(name: str) -> None:
     torch.testing.assert_close(got, wanted)
 
 
-def test_seeds_of_signals_take_channels_for_the_width_so_other_lengths_run() -> None:
+def test_seeds_of_one_dimensional_convolutions_accept_other_lengths() -> None:
     net = grown("signals").net
     assert net.eval()(torch.randn(2, 3, 21)).shape == (2, 2)
     assert net.down.grown.seed.one.get_submodule("0").in_features == 4
@@ -146,7 +146,7 @@ for name, file in json.load(open(sys.argv[1])).items():
 """
 
 
-def test_pickle_and_state_load_in_a_process_without_esper(tmp_path: Path) -> None:
+def test_finished_network_loads_in_a_process_without_esper(tmp_path: Path) -> None:
     files = {}
     for number, (name, case) in enumerate(ALL.items()):
         found = grown(name)

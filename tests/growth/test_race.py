@@ -1,4 +1,4 @@
-"""The race behind a diagnosis: paired differences, rates, the control, first-order scores."""
+"""Parts of a race: paired differences, learning rates, the control, first-order scores."""
 
 import copy
 
@@ -10,7 +10,7 @@ from torch import nn
 from esper.growth.batch_training import endless
 from esper.growth.diagnose import DIAGNOSIS
 from esper.growth.race import Race
-from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, heat, share_of_rate
+from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, share_of_rate
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.graft import Graft
 from esper.kasmina.sites import find_sites
@@ -18,37 +18,30 @@ from esper.leyline.factored_actions import Style
 from tests.growth.diagnosed import Net, features, loaders
 
 
-def test_a_paired_difference_weighs_parts_by_their_samples() -> None:
+def test_paired_difference_weights_parts_by_their_samples() -> None:
     probe = Probe([(torch.zeros(1, 1), torch.zeros(1)), (torch.zeros(3, 1), torch.zeros(3))], F.mse_loss)
     # Differences 4 and 0 with weights 1/4 and 3/4: mean 1, variance 2·(3²/16 + 1²·9/16) = 2.25.
     difference = probe.paired(torch.tensor([5.0, 2.0]), torch.tensor([1.0, 2.0]))
     assert difference == pytest.approx((1.0, 1.5))
 
 
-def test_the_rate_rises_for_a_fifth_of_a_heat_and_falls_to_nothing() -> None:
+def test_learning_rate_rises_for_a_fifth_of_a_heat_and_falls_to_zero() -> None:
     assert [round(share_of_rate(step, 10), 3) for step in range(10)] == [
         0.5, 1.0, 0.889, 0.778, 0.667, 0.556, 0.444, 0.333, 0.222, 0.111,
     ]  # fmt: skip
 
 
-def test_a_control_makes_as_many_steps_as_the_compute_of_a_candidate_buys() -> None:
+def test_control_makes_as_many_steps_as_the_compute_of_a_candidate_allows() -> None:
     net = Net()
-    train, _ = loaders(features)
-    control = Runner.control(net, 1e-3)
-    made = heat(
-        [],
-        [control],
-        endless(train, torch.device("cpu"), "train_loader"),
-        F.mse_loss,
-        steps=4,
-        control_steps=1.5,
-        out_of_time=lambda: False,
-    )
-    assert (made, control.steps) == (4, 6)
+    train, val = loaders(features)
+    batches = endless(train, torch.device("cpu"), "train_loader")
+    race = Race(net, None, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS)
+    made = race.train([], steps=4, control_steps=1.5, reserve=0.0)
+    assert (made, [control.steps for control in race.controls]) == (4, [6, 6, 6])
 
 
-def test_a_copied_optimiser_steps_the_copy_even_under_a_scheduler() -> None:
-    """A scheduler puts a function that is bound to the original in place of ``step``."""
+def test_copied_optimiser_with_a_scheduler_steps_the_copied_network() -> None:
+    """Copy an optimiser whose ``step`` a scheduler has replaced by a function bound to the original."""
     net = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)  # the rate is 0 now, and was 0.1 at first
@@ -59,7 +52,7 @@ def test_a_copied_optimiser_steps_the_copy_even_under_a_scheduler() -> None:
     assert not torch.equal(runner.net.weight, net.weight)  # type: ignore[arg-type]
 
 
-def test_a_seed_that_joins_the_control_learns_with_a_copy_of_it() -> None:
+def test_joined_seed_learns_together_with_a_copy_of_the_control() -> None:
     torch.manual_seed(0)
     net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
     [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
@@ -78,7 +71,7 @@ def test_a_seed_that_joins_the_control_learns_with_a_copy_of_it() -> None:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
+def test_first_order_score_is_the_slope_of_the_validation_loss() -> None:
     torch.manual_seed(0)
     net, (train, val) = Net().double().eval(), loaders(features)
     double = lambda batch: tuple(tensor.double() for tensor in batch)  # noqa: E731
@@ -95,7 +88,7 @@ def test_the_first_order_score_is_the_slope_of_the_validation_loss() -> None:
     race.find_candidates(find_sites(race.host, "second", race.training[0][0]), {"features": ["lora"]})
     race.score_first_order()
     [each] = race.candidates
-    # Move by a small step against the training gradient, and look at the losses of the same data.
+    # Take a small step against the training gradient and compare the validation losses.
     graft, step, every = each.graft, 1e-6, max(1, len(race.probe.parts) // 6)
     held = Probe(race.probe.parts[::every], F.mse_loss)
     host = frozen(net).eval()
@@ -124,7 +117,7 @@ def run_race(
 
 
 @pytest.mark.parametrize("blueprints", [("norm",), ("lora", "mlp_small")], ids=["cheap", "costly"])
-def test_the_best_learn_with_the_network_beside_a_control_of_the_same_compute(
+def test_last_heat_trains_the_best_candidates_with_the_network_against_an_equal_compute_control(
     blueprints: tuple[str, ...],
 ) -> None:
     race = run_race(torch.optim.Adam, 1e-3, blueprints)
@@ -136,7 +129,7 @@ def test_the_best_learn_with_the_network_beside_a_control_of_the_same_compute(
     assert race.controls[0].steps == 30 + int(min(3.0, (150 * costliest - 30) / 120) * 120)
 
 
-def test_nobody_joins_a_control_that_diverged() -> None:
+def test_candidates_do_not_join_a_control_that_diverged() -> None:
     race = run_race(torch.optim.SGD, 1e30)
     assert race.control is None
     assert all(each.runner and each.runner.net is race.host for each in race.candidates)

@@ -1,4 +1,4 @@
-"""Bad input gets one sentence, before the first step or at the growth that would break the loop."""
+"""Refusals of bad input, each with one sentence, before the first step or when a seed is planted."""
 
 import re
 from typing import Any
@@ -65,7 +65,7 @@ def other_optimiser() -> torch.optim.Optimizer:
 
 
 class ZeroRedundancyOptimizer(torch.optim.SGD):
-    """By the name of the real one, which needs several processes."""
+    """Stand-in for the optimiser of this name, which needs several processes."""
 
 
 REFUSALS = {
@@ -174,13 +174,13 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_growth_refuses_with_a_sentence(name: str) -> None:
+def test_growth_refuses_bad_input_with_one_sentence(name: str) -> None:
     use, sentence = REFUSALS[name]
     with pytest.raises(EsperError, match=f"^{re.escape(sentence)}"):
         use()
 
 
-def test_a_refused_network_is_left_as_it_was() -> None:
+def test_refused_network_has_no_slots_and_can_be_grown_afterwards() -> None:
     net = Outer()
     with pytest.raises(EsperError):
         grow(net, slots="inner")
@@ -190,7 +190,81 @@ def test_a_refused_network_is_left_as_it_was() -> None:
     grow(net, slots="inner.b")
 
 
-def test_two_growths_on_one_network_are_refused() -> None:
+class TupleInTraining(nn.Module):
+    """A layer that also returns its input in training mode, as layers with an auxiliary loss do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Any:
+        return (self.lin(x), x) if self.training else self.lin(x)
+
+
+class SkippedInTraining(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x if self.training else self.lin(x)
+
+
+class ModeNet(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.head = layer, nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return self.head(hidden[0] if isinstance(hidden, tuple) else hidden)
+
+
+UNCHANGED = {
+    "slot named twice": (mlp, {"slots": ["0", "2", "0"]}, "slot '0' is named twice; name it once"),
+    "optimiser of another network": (
+        mlp,
+        {"optimizer": other_optimiser()},
+        "the optimiser holds none of the 6 parameters of this Sequential; pass the one that trains it",
+    ),
+    "tuple in training mode only": (
+        lambda: ModeNet(TupleInTraining()),
+        {"slots": "layer"},
+        "submodule 'layer' returns tuple in training mode, and returns a tensor in evaluation mode, once per"
+        " forward; name a submodule that is the same in both as the slot",
+    ),
+    "skipped in training mode": (
+        lambda: ModeNet(SkippedInTraining()),
+        {"slots": "layer.lin"},
+        "submodule 'layer.lin' runs 0 times in training mode, and returns a tensor in evaluation mode, once",
+    ),
+    "unknown controller": (mlp, {"controller": "atuo"}, "controller is 'atuo'; pass 'auto', heuristic,"),
+}
+
+
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_refused_growth_leaves_network_optimiser_and_random_state_as_they_were(name: str) -> None:
+    build, settings, sentence = UNCHANGED[name]
+    net = build()
+    optimizer = settings.get("optimizer") or torch.optim.Adam(net.parameters())
+    net(X)[..., 0].sum().backward()
+    optimizer.step()
+    net.eval()
+    state = {key: value.clone() for key, value in net.state_dict().items()}
+    groups = [list(map(id, group["params"])) for group in optimizer.param_groups]
+    kept, random_state = len(optimizer.state), torch.get_rng_state()
+    with pytest.raises(EsperError, match=f"^{re.escape(sentence)}"):
+        grow(net, **({"optimizer": optimizer} | settings))
+
+    assert list(net.state_dict()) == list(state)
+    assert all(torch.equal(value, state[key]) for key, value in net.state_dict().items())
+    assert not any(module.training or module._forward_hooks for module in net.modules())
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == groups
+    assert len(optimizer.state) == kept
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_second_growth_on_one_network_is_refused() -> None:
     net = mlp()
     grow(net)
     with pytest.raises(EsperError, match="this Sequential is growing already; call finish"):
@@ -198,7 +272,7 @@ def test_two_growths_on_one_network_are_refused() -> None:
 
 
 @pytest.mark.parametrize("made", ["before", "after"])
-def test_an_average_that_is_not_followed_is_refused_once_the_network_has_a_seed(made: str) -> None:
+def test_update_of_an_average_that_does_not_follow_is_refused_if_the_network_has_a_seed(made: str) -> None:
     net = mlp()
     average = AveragedModel(net) if made == "before" else None
     growth = grow(net)
@@ -209,7 +283,7 @@ def test_an_average_that_is_not_followed_is_refused_once_the_network_has_a_seed(
         average.update_parameters(net)
 
 
-def test_an_average_made_before_growth_follows_when_it_is_named() -> None:
+def test_average_made_before_growth_follows_if_it_is_in_follow() -> None:
     net = mlp()
     average = AveragedModel(net)
     growth = grow(net, follow=[average])
@@ -218,7 +292,7 @@ def test_an_average_made_before_growth_follows_when_it_is_named() -> None:
     assert len(list(average.module.parameters())) == len(list(net.parameters()))
 
 
-def test_a_followed_copy_of_another_network_is_refused_and_the_network_is_left_as_it_was() -> None:
+def test_copy_of_another_network_in_follow_is_refused_and_the_network_is_unchanged() -> None:
     net = mlp()
     before = [name for name, _ in net.named_modules()]
     with pytest.raises(EsperError, match="follow holds a AveragedModel that is no copy of this Sequential"):
@@ -276,7 +350,7 @@ HAND = {
 
 
 @pytest.mark.parametrize("name", HAND)
-def test_what_is_said_by_hand_is_refused_with_a_sentence_and_changes_nothing(name: str) -> None:
+def test_bad_action_by_hand_is_refused_with_one_sentence_and_changes_nothing(name: str) -> None:
     use, sentence = HAND[name]
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -290,7 +364,7 @@ def test_what_is_said_by_hand_is_refused_with_a_sentence_and_changes_nothing(nam
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_checkpoint_of_another_class_or_of_other_slots_is_refused() -> None:
+def test_state_of_another_class_or_of_other_slots_is_refused() -> None:
     state = grow(ResNet(), torch.zeros(2, 1, 8, 8), "layer2").state_dict()
     sentence = (
         r"the checkpoint is of a tests\.growth\.models\.ResNet with slots layer2 \(feature_map, 8 wide\)"
@@ -301,7 +375,7 @@ def test_a_checkpoint_of_another_class_or_of_other_slots_is_refused() -> None:
         grow(ResNet(), torch.zeros(2, 1, 8, 8), "layer1").load_state_dict(state)
 
 
-def test_matrices_only_are_refused_at_the_growth_that_would_break_the_loop() -> None:
+def test_seed_with_vectors_is_refused_if_the_only_optimiser_is_muon() -> None:
     net = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
     growth = grow(net, slots="0", optimizer=torch.optim.Muon(net.parameters()), controller=None)
     with pytest.raises(

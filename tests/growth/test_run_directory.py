@@ -1,4 +1,4 @@
-"""The directory of a training by ``grow`` is that of a run as any other, also after a kill."""
+"""Run directory of ``grow``: rows, views, and resuming after a kill."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def quiet(_line: str) -> None:
 
 
 def show_and_die(line: str) -> None:
-    """Before the checkpoint of epoch 3."""
+    """Kill this process before the checkpoint of epoch 3 is written."""
     if line.startswith("epoch 3:"):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -51,7 +51,7 @@ def rows_of(out: Path) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """``whole``, and ``killed`` at its third epoch and taken up; what is known of it between the two."""
+    """Return the folder of two runs: ``whole``, and ``killed`` in its third epoch and resumed."""
     folder = tmp_path_factory.mktemp("runs")
     grow(network(), epochs=5, controller=PLAN, show=quiet, out=folder / "whole")
     child = forked(train_and_die, folder / "killed")
@@ -65,7 +65,7 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_killed_training_that_goes_on_has_every_epoch_once(runs):
+def test_resumed_run_after_a_kill_has_every_epoch_once(runs):
     found = open_run(runs / "killed")
 
     assert [row.epoch for row in found.rows(EpochRow)] == [1, 2, 3, 4, 5]
@@ -75,7 +75,7 @@ def test_a_killed_training_that_goes_on_has_every_epoch_once(runs):
     assert times == sorted(times)
 
 
-def test_what_a_users_loop_does_not_know_is_unknown(runs):
+def test_values_that_a_users_training_does_not_measure_are_null(runs):
     run = open_run(runs / "whole")
     (end,) = run.rows(EpisodeRow)
 
@@ -89,7 +89,7 @@ def test_what_a_users_loop_does_not_know_is_unknown(runs):
     assert sum(end.op_counts) == len(run.rows(DecisionRow)) == 5
 
 
-def test_contributions_are_differences_of_the_counterfactuals(runs):
+def test_contributions_equal_differences_of_counterfactual_losses(runs):
     run = open_run(runs / "whole")
     seed = run.rows(SeedRow)[-1]
     off, whole = run.rows(CounterfactualRow, "epoch = 5")
@@ -100,7 +100,7 @@ def test_contributions_are_differences_of_the_counterfactuals(runs):
     assert whole.loss == run.rows(EpochRow)[-1].val_loss
 
 
-def test_every_view_speaks_of_the_loss(runs):
+def test_watch_report_and_sql_show_the_loss(runs):
     run = open_run(runs / "whole")
     last, seed = run.rows(EpochRow)[-1], run.rows(SeedRow)[-1]
     loss, worth = f"{last.val_loss:.3g}", f"{seed.contribution:+.3g}"
@@ -124,13 +124,13 @@ def test_every_view_speaks_of_the_loss(runs):
     assert "After epoch 3 of 5 the loss is" in (runs / "killed.html").read_text(encoding="utf-8")
 
 
-def test_runs_of_a_users_network_are_not_paired_on_what_is_unknown(runs):
+def test_runs_of_a_users_network_are_not_compared_by_unknown_scores(runs):
     page = render_report(open_run(runs / "whole"), [open_run(runs / "killed")])
 
     assert "episodes cannot be paired, since their data are unknown" in page
 
 
-def test_a_budget_has_no_last_epoch_to_count_to(tmp_path):
+def test_run_with_a_budget_shows_no_last_epoch(tmp_path):
     # 4,608 FLOP a minibatch, 8 minibatches an epoch: two and a half epochs.
     grow(network(), budget=20 * 4_608, controller=None, show=quiet, out=tmp_path / "run")
     run = open_run(tmp_path / "run")
@@ -142,7 +142,7 @@ def test_a_budget_has_no_last_epoch_to_count_to(tmp_path):
     assert "Finished after epoch 3." in render_report(run)
 
 
-def test_a_training_is_not_resumed_with_other_settings_or_without_a_checkpoint(runs, tmp_path):
+def test_resume_with_other_settings_or_without_a_checkpoint_is_refused(runs, tmp_path):
     with pytest.raises(EsperError, match="was begun with epochs=5, and is to go on with 6"):
         grow(network(), epochs=6, controller=PLAN, show=quiet, out=runs / "whole", resume=True)
     assert open_run(runs / "whole").state == "finished"  # nothing was removed

@@ -15,13 +15,11 @@ from torch.optim import Optimizer
 
 from esper.growth.batch_training import Loss, inputs_of
 from esper.growth.diagnosis_report import Diagnosis
+from esper.growth.growth import Growth
 from esper.growth.race import Blueprints, Course, Heat, race_of
 from esper.growth.race_runners import Limit
 from esper.growth.torch_wrappers import unwrapped
-from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.plain import finish
-from esper.kasmina.sites import check_modes, find_sites
-from esper.kasmina.slot import detach
+from esper.kasmina.sites import find_sites
 from esper.leyline.errors import BlueprintError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
@@ -107,19 +105,16 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
         HostError: ``place`` names no single submodule that can carry a slot.
         BlueprintError: The blueprint does not fit; the network is left as it was.
     """
-    own = unwrapped(net)
-    found = find_sites(own, place, sample)
-    if len(found) != 1:
-        names = ", ".join(site.name for site in found)
-        raise HostError(f"place {place!r} names {len(found)} submodules ({names}); name one of them")
-    check_modes(own, found, sample)
-    network = MorphogeneticModel(own, sites=found, streams=lambda _: None)
+    growth = Growth(net, sample=sample, slots=place, controller=None)
     try:
-        like = next((p for p in own.parameters() if p.is_floating_point()), None)
-        assert like is not None, "a network without parameters cannot be trained"
-        network.slots[0].germinate(blueprint, like=like)
-        finish(own, sample)
+        if len(growth.slots) != 1:
+            names = ", ".join(growth.slots)
+            raise HostError(
+                f"place {place!r} names {len(growth.slots)} submodules ({names}); name one of them"
+            )
+        growth.germinate(growth.slots[0], blueprint)
+        growth.finish(merge=False)
     except BaseException:  # Ctrl-C too leaves the network as it was
-        detach(own)
+        growth.detach()
         raise
     return net

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -180,7 +180,7 @@ class Diagnosis:
         return json.dumps(shown, allow_nan=False)
 
     def __str__(self) -> str:
-        widths = [max(len(line[i]) for line in self._table()) for i in range(len(HEADINGS))]
+        widths = [max(len(line[i]) for line in self._table()) for i in range(len(COLUMNS))]
         lines = [
             "  ".join(
                 c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
@@ -208,34 +208,22 @@ class Diagnosis:
 
     def _table(self) -> list[tuple[str, ...]]:
         control = ("(train longer)", "", _shown(self.control), "", "", "", "", "", count(self.control_steps))
-        return [HEADINGS, control, *(_cells(row) for row in self.rows)]
+        rows = [tuple(cell(row) for cell in COLUMNS.values()) for row in self.rows]
+        return [tuple(COLUMNS), control, *rows]
 
 
-HEADINGS: Final = (
-    "place",
-    "blueprint",
-    "change of loss",
-    "beyond training longer",
-    "parameters",
-    "compute",
-    "gain / 1,000 parameters",
-    "first order",
-    "steps",
-)
-
-
-def _cells(row: CandidateRow) -> tuple[str, ...]:
-    return (
-        row.place,
-        row.blueprint,
-        _shown(row.change),
-        _shown(row.beyond),
-        count(row.parameters),
-        flop(row.flops),
-        significant(row.gain_per_thousand),
-        significant(row.first_order),
-        count(row.steps),
-    )
+COLUMNS: Final[dict[str, Callable[[CandidateRow], str]]] = {
+    "place": lambda row: row.place,
+    "blueprint": lambda row: row.blueprint,
+    "change of loss": lambda row: _shown(row.change),
+    "beyond training longer": lambda row: _shown(row.beyond),
+    "parameters": lambda row: count(row.parameters),
+    "compute": lambda row: flop(row.flops),
+    "gain / 1,000 parameters": lambda row: significant(row.gain_per_thousand),
+    "first order": lambda row: significant(row.first_order),
+    "steps": lambda row: count(row.steps),
+}
+"""Columns of the table: heading, and text of the cell."""
 
 
 def _shown(change: Paired | None) -> str:

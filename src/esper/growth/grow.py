@@ -67,19 +67,17 @@ class Grown:
         """Return losses, parameters, compute and the events of growth as text."""
         first, last = self.epochs[0], self.epochs[-1]
         best = min(epoch.val_loss for epoch in self.epochs)
+        own = sum(p.numel() for p in self.net.parameters())
+        merged = "" if own == last.params else f", {own:,} since linear seeds became part of weights"
         lines = [
             f"validation loss  {first.val_loss:.4g} → {last.val_loss:.4g} (best {best:.4g})",
-            f"parameters       {first.params:,} → {last.params:,}{self._merged()}",
+            f"parameters       {first.params:,} → {last.params:,}{merged}",
             f"training         {last.flops:.3g} FLOP in {len(self.epochs) - 1} epochs",
         ]
         lines += [str(event) for event in self.events if event.kind != "measured"]
         if not any(event.kind == "germinated" for event in self.events):
             lines.append("nothing was planted")
         return "\n".join(lines)
-
-    def _merged(self) -> str:
-        own = sum(p.numel() for p in self.net.parameters())
-        return "" if own == self.epochs[-1].params else f", {own:,} since linear seeds became part of weights"
 
     def save(self, path: Path | str) -> None:
         """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network."""

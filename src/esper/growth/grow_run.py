@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,8 +16,8 @@ from torch.optim import Optimizer
 from esper.growth.batch_training import EpochTrainer, Loss, generators_of, loss_of, on_device, size_of
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.race import RACE, RACED_BLUEPRINTS, adopt, race_of
-from esper.growth.race_runners import Limit
+from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
+from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.compute import ComputeLedger
 from esper.leyline import LifecycleOp, RaceCandidate, RaceResult
@@ -80,7 +81,7 @@ class GrowRun:
         """Train to the end: train, measure, race if due, decide, record; yield the lines of each epoch."""
         growth = self._growth
         if not self.epochs:
-            self.epochs.append(Epoch(math.nan, _mean(self._evaluate()), self._params(), 0.0))
+            self.epochs.append(Epoch(math.nan, fmean(self._evaluate()), self._params(), 0.0))
             self._save()
         while self._trainer.progress < 1.0:
             with self._rows_of_epoch():
@@ -107,7 +108,7 @@ class GrowRun:
         with growth.ledger.timed("train"):
             train_loss = self._trainer.train(growth.flops / self._sampled, incubating, growth.incubate)
         self._broken = math.isnan(train_loss)
-        if self._broken and not (growth.can_recover and len(self.epochs) > 1):
+        if self._broken and not (growth.recovery and not growth.recovery.given_up and len(self.epochs) > 1):
             raise DataError(
                 f"the training loss is not finite in epoch {len(self.epochs)}; look for values in the data"
                 " that are not finite, or lower the learning rate"
@@ -173,7 +174,7 @@ class GrowRun:
             ledger.timed("race"),
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
         ):
-            race.find_candidates([growth.sites[i] for i in self._free_slots()], RACED_BLUEPRINTS)
+            race.find_candidates([growth.network.sites[i] for i in self._free_slots()], RACED_BLUEPRINTS)
             most, found = MOST_COST * race.host_flops, []
             race.candidates = [c for c in race.candidates if c.parameters <= room and c.flops <= most]
             fits = bool(race.candidates)
@@ -254,7 +255,7 @@ class GrowRun:
                     "host_flops_per_sample": round(self._host_flops),
                     "flops_per_sample": round(growth.flops / self._sampled),
                     "flops": growth.ledger.flops(),
-                    "rollbacks": growth.rollbacks,
+                    "rollbacks": growth.recovery.rollbacks if growth.recovery else 0,
                     "ended_by": "horizon" if self._trainer.budget is None else "budget",
                     "seconds": sum(growth.ledger.seconds.values()),
                 }
@@ -275,7 +276,7 @@ class GrowRun:
             "net": self._growth.net.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "growth": self._growth.state_dict(),
-            "recovery": self._growth.recovery_state(),
+            "recovery": self._growth.recovery and self._growth.recovery.state(),
             "epochs": [asdict(epoch) for epoch in self.epochs],
             "events": [asdict(event) for event in self.events],
             "recorder": self._growth.recorder.state(),
@@ -288,7 +289,8 @@ class GrowRun:
     def _load(self, state: dict[str, Any]) -> None:
         self._growth.load_state_dict(state["growth"])
         self._growth.net.load_state_dict(state["net"])
-        self._growth.load_recovery_state(state["recovery"])
+        if self._growth.recovery and state["recovery"]:
+            self._growth.recovery.load_state(state["recovery"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
         self.events = [GrowthEvent(**event) for event in state["events"]]
@@ -309,7 +311,3 @@ TOO_SHORT: Final = (
     "no race was run to its end: the training is too short for that; diagnose the network, and plan what to"
     " plant"
 )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

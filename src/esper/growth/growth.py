@@ -18,6 +18,7 @@ from dataclasses import asdict, replace
 from typing import Any, Final
 
 import numpy as np
+import torch
 from torch import nn
 
 from esper.growth.batch_training import check_calibration, check_settings
@@ -32,7 +33,6 @@ from esper.kasmina.recovery import Recovery, UserTraining
 from esper.leyline import (
     OP_NAMES,
     OP_WAIT,
-    Controller,
     EnvFacts,
     EpochFacts,
     Head,
@@ -114,14 +114,21 @@ class Growth(ManualGrowth):
         super().__init__(net, optimizer, sample, slots, rules, max_params, follow)
         try:
             wanted = "saturation" if isinstance(controller, str) and controller == "auto" else controller
-            self._controller = controller_from(wanted, self._space, epochs)
+            self.controller = controller_from(wanted, self._space, epochs)
+            """The controller; None if decisions are made by hand."""
             self._higher_is_better, self._shapley = higher_is_better, shapley
             self._epochs, self._calibrate = epochs, calibrate
             self._last = (OP_WAIT, True)
             self._log: list[dict[str, Any]] = []
             self._governor = Governor()
-            trained = UserTraining(self._network, self._record_moves, self._measure_again)
-            self._recovery = Recovery(trained, self._governor) if rollback else None
+            trained = UserTraining(
+                self.network,
+                lambda moves: self.recorder.moves(moves, None),
+                self._measure_again,
+                self._copies.modules,
+            )
+            self.recovery = Recovery(trained, self._governor) if rollback else None
+            """The last good epoch and the number of rollbacks; None without ``rollback``."""
         except BaseException:  # Ctrl-C too leaves the network as it was
             self.detach()
             raise
@@ -158,20 +165,20 @@ class Growth(ManualGrowth):
             broken: The training of this epoch met non-finite numbers; with ``rollback`` it is undone.
         """
         self._check_unfinished("end_epoch")
-        groups = self._network.groups
+        groups = self.network.groups
         if groups is None or not groups.optimisers:
             raise EsperError("Growth has no optimiser, so no seed would learn; call bind(optimizer) first")
-        self._network.follow_state()
+        self.network.follow_state()
         self._evaluate = evaluate
         with self.ledger.timed("measure"):
             scorer = self._scorer()
             self._narrator.epoch += 1
-            tick(self._network)
-            events = self._checks.check_seeds() + self._checks.check_compiled()
+            tick(self.network)
+            events = [] if broken else self._checks.check_training()
             events += self._measure(scorer, every_seed=every_seed)
             events += self._recovered(broken)
-        events += self._done(advance(self._network))
-        events += self._checks.check_score(scorer.values)
+        events += self._done(advance(self.network))
+        events += self._checks.check_score(self.measured.score)
         self.facts = self._make_facts()
         """Facts of the last epoch, as the controller reads them."""
         return events
@@ -182,19 +189,19 @@ class Growth(ManualGrowth):
         Args:
             race: Result of a race, if one was run after this epoch.
         """
-        if self._controller is None or not math.isfinite(self.facts.val_score):
+        if self.controller is None or not math.isfinite(self.facts.val_score):
             return []
         self.facts = replace(self.facts, race=race)
-        table = self._network.table
+        table = self.network.table
         self._log.append({"facts": asdict(self.facts), "table": table.plain()})
-        actions = self._controller.decide(EpochFacts.stack([self.facts]), table).actions
+        actions = self.controller.decide(EpochFacts.stack([self.facts]), table).actions
         check_actions(actions, 1, table.num_slots)
         slot = int(actions[0, Head.SLOT])
         alpha = table.alpha[0, [slot]]
         action = self._processes.agreed(canonicalise(actions, alpha)[0])
-        legal = legal_slots_by_op(table, self._network.rules)[0]
+        legal = legal_slots_by_op(table, self.network.rules)[0]
         try:
-            outcome = apply_action(self._network, action, self._next_seed, legal)
+            outcome = apply_action(self.network, action, self._next_seed, legal)
         except (BlueprintError, HostError) as error:
             outcome = Outcome(False, (), str(error))
         self.recorder.decided(action, alpha, legal, outcome)
@@ -204,8 +211,9 @@ class Growth(ManualGrowth):
             return []
         if not outcome.succeeded:
             reason = ", ".join((str(outcome.refused_by), *outcome.failed_checks))
-            wish = f"{OP_NAMES[action[Head.OP]]} in {self._network.sites[slot].name}"
-            return [self._narrator.refused(slot, f"{self._controller.name} wanted {wish}: {reason}")]
+            wish = f"{OP_NAMES[action[Head.OP]]} in {self.network.sites[slot].name}"
+            sentence = f"{self.controller.name} wanted {wish}: {reason}"
+            return [GrowthEvent(self.epoch, "refused", sentence, self.slots[slot])]
         return self._done(outcome.moves)
 
     def measure(self, evaluate: Evaluate, *, shapley: bool = False) -> list[GrowthEvent]:
@@ -216,19 +224,19 @@ class Growth(ManualGrowth):
             shapley: Measure all active seeds again with Shapley values and interactions.
         """
         self._check_unfinished("measure")
-        self._network.follow_state()
-        table = self._network.table
+        self.network.follow_state()
+        table = self.network.table
         waiting = table.in_forward[0] & ((table.epochs_since_measured[0] != 0) | shapley)
         self._evaluate = evaluate
         return self._measured(self._scorer(), waiting, None, shapley) if waiting.any() else []
 
     def _scorer(self) -> MetricScorer:
         return MetricScorer(
-            self._network, self._evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
+            self.network, self._evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
         )
 
     def _measure(self, scorer: MetricScorer, *, every_seed: bool) -> list[GrowthEvent]:
-        table = self._network.table
+        table = self.network.table
         of = table.in_forward[0]
         if not every_seed:
             of = of & (table.stage[0] != Stage.FOSSILIZED)
@@ -238,10 +246,12 @@ class Growth(ManualGrowth):
         self, scorer: MetricScorer, of: BoolArray, most: int | None, shapley: bool
     ) -> list[GrowthEvent]:
         """Measure the seeds ``of`` slots, at most so many: those measured longest ago."""
-        table = self._network.table
+        table = self.network.table
         waiting = np.where(table.epochs_since_measured[0] < 0, UNLIMITED, table.epochs_since_measured[0])
         chosen = sorted(np.flatnonzero(of).tolist(), key=lambda i: -int(waiting[i]))[:most]
-        found = measure(chosen, scorer, only_contributions=not shapley)
+        # Above four seeds Shapley values are sampled; the user's random state is not used for it.
+        orders = torch.Generator().manual_seed(self.epoch)
+        found = measure(chosen, scorer, generator=orders, only_contributions=not shapley)
         self.measured: Contributions = self._processes.agreed(found)
         """Scores and contributions of the last measurement."""
         record_contributions(table, self.measured)
@@ -254,19 +264,16 @@ class Growth(ManualGrowth):
 
     def _recovered(self, broken: bool) -> list[GrowthEvent]:
         """Undo an epoch that broke the network, if ``rollback`` is on, and measure again."""
-        recovery = self._recovery
+        recovery = self.recovery
         if recovery is None or recovery.given_up:
             return []
         if not recovery.check_epoch(self.measured, self.epoch, broken=broken):
             return []
         made = recovery.interventions()
         self.recorder.interventions(made, None)
-        events = [self._narrator.rolled_back(str(each.alarm), each.answer) for each in made]
+        events = [GrowthEvent(self.epoch, "rolled_back", f"{each.alarm}: {each.answer}") for each in made]
         self._copies.sync()
         return events + self._measure(self._scorer(), every_seed=False)
-
-    def _record_moves(self, moves: Sequence[StageMove]) -> None:
-        self.recorder.moves(moves, None)
 
     def _measure_again(self) -> Contributions:
         self._measure(self._scorer(), every_seed=True)
@@ -274,12 +281,12 @@ class Growth(ManualGrowth):
 
     def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
         made = list(moves)
-        if any(move.target is Stage.FOSSILIZED for move in made) and self._recovery is not None:
-            self._recovery.note_fossil()
+        if any(move.target is Stage.FOSSILIZED for move in made) and self.recovery is not None:
+            self.recovery.note_fossil()
         return super()._done(made)
 
     def _make_facts(self) -> EnvFacts:
-        grown = self._network.grown_params()
+        grown = self.network.grown_params()
         host = sum(p.numel() for p in self.net.parameters()) - grown
         op, success = self._last
         score = self.measured.score
@@ -292,21 +299,21 @@ class Growth(ManualGrowth):
             val_score=score,
             params=host + grown,
             grown_params=grown,
-            param_budget=host + (self._network.max_params or host),
+            param_budget=host + (self.network.max_params or host),
             host_gradient_norm=math.nan,
             minibatches=0,
             last_op=op,
             last_success=success,
             ended=self.epoch == self._epochs,
-            rolled_back=self._recovery is not None and self._recovery.rolled_back,
-            cost=self._cost,
+            rolled_back=self.recovery is not None and self.recovery.rolled_back,
+            cost=self.flops,
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything but weights, in plain values; save it with the states of network and
         optimiser."""
         return {
-            **self._network.layout(),
+            **self.network.layout(),
             "epoch": self.epoch,
             "next_seed": self._next_seed,
             "last": list(self._last),
@@ -318,41 +325,19 @@ class Growth(ManualGrowth):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Build the seeds of a state; load the states of network and optimiser after this."""
         self._check_unfinished("load_state_dict")
-        self._network.load_layout(state)
+        self.network.load_layout(state)
         self._narrator.epoch, self._next_seed = state["epoch"], state["next_seed"]
         self._last = (int(state["last"][0]), bool(state["last"][1]))
         self._log = list(state["log"])
         self._checks.load_state(state["watch"])
         self._governor.load_state(state["governor"])
-        if self._controller is not None:
+        if self.recovery is not None:
+            self.recovery.forget_snapshot()
+        if self.controller is not None:
             # A controller has no state to save: it makes its past decisions again.
-            self._controller.reset(0)
+            self.controller.reset(0)
             for entry in self._log:
                 race = RaceResult.from_plain(entry["facts"]["race"])
                 facts = EpochFacts.stack([EnvFacts(**{**entry["facts"], "race": race})])
-                self._controller.decide(facts, SlotTable.from_plain(entry["table"]))
-        self._cost = forward_flops(self.net, self.sample)
-
-    @property
-    def controller(self) -> Controller | None:
-        """The controller, None if decisions are made by hand."""
-        return self._controller
-
-    @property
-    def can_recover(self) -> bool:
-        """Whether a broken epoch can be rolled back."""
-        return self._recovery is not None and not self._recovery.given_up
-
-    @property
-    def rollbacks(self) -> int:
-        """Number of rollbacks so far."""
-        return 0 if self._recovery is None else self._recovery.rollbacks
-
-    def recovery_state(self) -> dict[str, Any] | None:
-        """Return the last good epoch with its weights; None without ``rollback``."""
-        return None if self._recovery is None else self._recovery.state()
-
-    def load_recovery_state(self, state: dict[str, Any] | None) -> None:
-        """Return to the last good epoch of a state."""
-        if self._recovery is not None and state is not None:
-            self._recovery.load_state(state)
+                self.controller.decide(facts, SlotTable.from_plain(entry["table"]))
+        self.flops = forward_flops(self.net, self.sample)

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from torch import nn
 
 from esper.growth import torch_wrappers
 from esper.kasmina.network import MorphogeneticModel
@@ -68,20 +69,11 @@ class Narrator:
         return None if number < 0 else self._network.action_space.blueprint_names[number]
 
     def about(
-        self,
-        kind: EventKind,
-        slot: int,
-        text: str,
-        *,
-        contribution: float | None = None,
-        error: float | None = None,
-        shapley: float | None = None,
-        blueprint: int | None = None,
+        self, kind: EventKind, slot: int, text: str, blueprint: int | None = None, **measured: float | None
     ) -> GrowthEvent:
         """Return an event of one seed; ``text`` follows its name in the sentence."""
         place, name = self._network.sites[slot].name, self._name(slot, blueprint)
-        sentence = f"{self.seed(slot, blueprint)} {text}"
-        return GrowthEvent(self.epoch, kind, sentence, place, name, contribution, error, shapley)
+        return GrowthEvent(self.epoch, kind, f"{self.seed(slot, blueprint)} {text}", place, name, **measured)
 
     def worth(
         self, slot: int, value: float, error: float, shapley: float, *, calibrated: bool
@@ -110,20 +102,11 @@ class Narrator:
                 events.append(self.about(kind, move.slot, text, blueprint=move.blueprint))
         return events
 
-    def refused(self, slot: int, sentence: str) -> GrowthEvent:
-        """Return the event of an action that was refused."""
-        return GrowthEvent(self.epoch, "refused", sentence, self._network.sites[slot].name)
-
-    def rolled_back(self, alarm: str, answer: str) -> GrowthEvent:
-        """Return the event of an intervention by the governor."""
-        return GrowthEvent(self.epoch, "rolled_back", f"{alarm}: {answer}")
-
     def warning(self, sentence: str, slot: int | None = None) -> GrowthEvent:
         """Return the event of a warning and issue a ``GrowthWarning``."""
         GrowthWarning.issue(f"epoch {self.epoch}: {sentence}")
-        if slot is None:
-            return GrowthEvent(self.epoch, "warning", sentence)
-        return GrowthEvent(self.epoch, "warning", sentence, self._network.sites[slot].name, self._name(slot))
+        seed = () if slot is None else (self._network.sites[slot].name, self._name(slot))
+        return GrowthEvent(self.epoch, "warning", sentence, *seed)
 
 
 CONSTANT_EPOCHS: Final = 5
@@ -140,36 +123,24 @@ class SanityChecks:
         self._network = network
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
-        self._values: list[list[float]] = []
-        self._copies: WeakKeyDictionary[SeedSlot, float] = WeakKeyDictionary()
-        """Fingerprint of the weights near each slot of a copy that has no seed while its network has one."""
+        self._values: list[float] = []
+        self._copies: WeakKeyDictionary[SeedSlot, list[float]] = WeakKeyDictionary()
+        """Sums of squares of the weights at each slot of a copy without a seed whose network has one."""
         self._highest_rate = 0.0
         self._given_up = torch_wrappers.recompile_limits_hit()
 
     def born(self, slot: int) -> None:
         """Remember the initial weights of a seed."""
-        self._seen[slot] = self._fingerprint(slot)
+        self._seen[slot] = _squares(self._network.slots[slot])
         own = self._network.slots[slot]
         left = [c for c in COPIES if c.token == own.token and c.site == own.site and c.graft is None]
-        self._copies.update({copy: _weight(copy) for copy in left})
+        self._copies.update({copy: _squares(copy.parent[0]) for copy in left})
 
-    def check_copies(self) -> list[GrowthEvent]:
-        """Warn of a copy that is updated and has not grown, such as an average that is computed by hand."""
-        stale = [copy for copy, before in self._copies.items() if _weight(copy) != before]
-        self._copies.clear()
-        if not stale:
-            return []
-        sentence = (
-            "a copy of the network is updated without having grown with it; name it, Growth(net, optimizer,"
-            " follow=[copy]), or copy the network again after growth"
-        )
-        return [self._narrator.warning(sentence)]
-
-    def check_seeds(self) -> list[GrowthEvent]:
-        """Warn of seeds in the forward that did not change in this epoch, or broke."""
+    def check_training(self) -> list[GrowthEvent]:
+        """Warn of seeds that did not change or are not finite, stale copies, and recompilation limits."""
         events = []
         for slot in np.flatnonzero(self._network.table.in_forward[0]).tolist():
-            now, seed = self._fingerprint(slot), self._narrator.seed(slot)
+            now, seed = _squares(self._network.slots[slot]), self._narrator.seed(slot)
             if now == self._seen.get(slot):
                 sentence = (
                     f"{seed} did not change: no gradient or no optimiser step reached it. Does its place run"
@@ -180,41 +151,39 @@ class SanityChecks:
                 sentence = f"{seed} has weights that are not finite; prune it or return to a checkpoint"
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
-        return events + self.check_copies()
-
-    def check_compiled(self) -> list[GrowthEvent]:
-        """Warn when torch.compile has begun to run something uncompiled."""
+        # A copy that is updated but has not grown is, for example, an average that is computed by hand.
+        if any(_squares(copy.parent[0]) != before for copy, before in self._copies.items()):
+            sentence = (
+                "a copy of the network is updated without having grown with it; name it, Growth(net,"
+                " optimizer, follow=[copy]), or copy the network again after growth"
+            )
+            events.append(self._narrator.warning(sentence))
+        self._copies.clear()
         before, self._given_up = self._given_up, torch_wrappers.recompile_limits_hit()
-        if self._given_up <= before:
-            return []
-        return [
-            self._narrator.warning(
+        if self._given_up > before:
+            sentence = (
                 "torch.compile reached its recompile limit, and a part of the network runs uncompiled; raise"
                 " torch._dynamo.config.recompile_limit, or look at TORCH_LOGS=recompiles"
             )
-        ]
+            events.append(self._narrator.warning(sentence))
+        return events
 
-    def check_score(self, values: list[float]) -> list[GrowthEvent]:
+    def check_score(self, score: float) -> list[GrowthEvent]:
         """Warn of a metric that is not finite, or that has not changed in epochs with a normal learning
         rate."""
-        mean = float(np.mean(values))
-        if not math.isfinite(mean):
-            return [self._narrator.warning(f"evaluate returned {mean:g}; nothing is decided on it")]
+        if not math.isfinite(score):
+            return [self._narrator.warning(f"evaluate returned {score:g}; nothing is decided on it")]
         groups = self._network.groups
         optimisers = [] if groups is None else groups.optimisers
         rate = max((g["lr"] for o in optimisers for g in o.param_groups), default=0.0)
         self._highest_rate = max(self._highest_rate, float(rate))
         if rate < AT_REST * self._highest_rate:
             return []  # at the end of a schedule a constant metric is normal
-        self._values = [*self._values, values] if self._values[-1:] == [values] else [values]
+        self._values = [*self._values, score] if self._values[-1:] == [score] else [score]
         if len(self._values) == CONSTANT_EPOCHS:
             sentence = f"evaluate returned the same {CONSTANT_EPOCHS} times; does it evaluate this network?"
             return [self._narrator.warning(sentence)]
         return []
-
-    def _fingerprint(self, slot: int) -> list[float]:
-        """Return the sum of squares of each parameter of a seed."""
-        return [float(p.detach().double().pow(2).sum()) for p in self._network.slots[slot].parameters()]
 
     def state(self) -> dict[str, Any]:
         return {"seen": dict(self._seen), "values": list(self._values), "rate": self._highest_rate}
@@ -224,6 +193,6 @@ class SanityChecks:
         self._values, self._highest_rate = list(state["values"]), float(state["rate"])
 
 
-def _weight(slot: SeedSlot) -> float:
-    """Return the sum of squares of the weights of a slot's submodule."""
-    return float(sum(p.detach().double().pow(2).sum() for p in slot.parent[0].parameters()))
+def _squares(module: nn.Module) -> list[float]:
+    """Return the sum of squares of each parameter, by which a change is detected."""
+    return [float(p.detach().double().pow(2).sum()) for p in module.parameters()]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.growth.batch_training import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
-from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, is_distributed, unwrapped
+from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.kasmina import gates, lifecycle, network_file, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
@@ -22,7 +22,7 @@ from esper.kasmina.incubation import shadow_loss_of
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
-from esper.kasmina.sites import Site, call_order, check_modes, find_sites
+from esper.kasmina.sites import call_order, check_modes, find_sites
 from esper.kasmina.slot import detach, notice_hooks
 from esper.leyline import (
     BLEND_IDS,
@@ -55,26 +55,30 @@ class ManualGrowth:
         sites = find_sites(self.net, slots, sample)
         check_modes(self.net, sites, sample)
         token = uuid.uuid4().hex
-        self._network = MorphogeneticModel(self.net, rules, sites=sites, streams=lambda _: None, token=token)
-        self._copies = FollowedCopies(self._network)
+        self.network = MorphogeneticModel(self.net, rules, sites=sites, streams=lambda _: None, token=token)
+        """The network with its slots and their row of the slot table."""
+        self.slots = self.network.slot_config.slot_ids
+        """Names of the slots, in the order of the forward pass."""
+        self._copies = FollowedCopies(self.network)
         try:
-            self._network.max_params = max_params
-            self._network.bind(groups)
+            self.network.max_params = max_params
+            self.network.bind(groups)
             for follower in follow:
                 self._copies.add(follower)
-            self._processes = ProcessGroup(self.net, is_wrapped=is_distributed(net))
-            self._network.followers += [self._processes, self._copies]
-            self._space = self._network.action_space
-            self._cost = forward_flops(self.net, sample)
+            self._processes = ProcessGroup(net)
+            self.network.followers += [self._processes, self._copies]
+            self._space = self.network.action_space
+            self.flops = forward_flops(self.net, sample)
+            """FLOPs of one forward pass of the sample."""
             notice_hooks()
         except BaseException:  # Ctrl-C too leaves the network as it was
             self.detach()
             raise
-        self._narrator = Narrator(self._network)
-        self._checks = SanityChecks(self._network, self._narrator)
+        self._narrator = Narrator(self.network)
+        self._checks = SanityChecks(self.network, self._narrator)
         self._next_seed = 0
         self._finished = False
-        self.recorder = Recorder(self._network.table, lambda: RowKey(0, 0, 0, None, self.epoch))
+        self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self.epoch))
         self.ledger = ComputeLedger()
 
     def detach(self) -> None:
@@ -86,8 +90,8 @@ class ManualGrowth:
         """Train the network and its seeds by another optimiser, or several, from now on."""
         self._check_unfinished("bind")
         order = call_order(self.net, self.sample)
-        self._network.follow_state()
-        self._network.bind(OptimizerGroups(optimizer, self.net, order))
+        self.network.follow_state()
+        self.network.bind(OptimizerGroups(optimizer, self.net, order))
 
     def follow(self, copy: Any) -> None:
         """Plant every seed, present and future, in a copy of the network too.
@@ -119,42 +123,38 @@ class ManualGrowth:
             SlotError: The slot holds a seed.
         """
         self._check_unfinished("germinate")
-        index, table = self._index(slot), self._network.table
+        index, table = self._index(slot), self.network.table
         if style not in BLEND_IDS:
             raise UnknownNameError("style", style, BLEND_IDS)
-        blueprint_named(blueprint, self._network.sites[index].topology)
+        blueprint_named(blueprint, self.network.sites[index].topology)
         check_alpha(alpha)
         if not table.occupied[0, index]:
             table.clear(0, index)  # no embargo for actions by hand
         number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
-        params = self._network.germinate(index, number, kind)
+        params = self.network.germinate(index, number, kind)
         seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
-        moves = lifecycle.germinate(table, 0, index, seed, self._network.rules)
-        self._network.sync()
+        moves = lifecycle.germinate(table, 0, index, seed, self.network.rules)
+        self.network.sync()
         return self._done(moves)[0]
 
     def prune(self, slot: str) -> GrowthEvent:
         """Remove the seed of ``slot`` from forward pass and optimiser, with its state."""
-        self._check_unfinished("prune")
-        index = self._index(slot)
-        self._check_live(index)
-        moves = lifecycle.prune(self._network.table, 0, index, self._network.rules, cause="user")
-        settle(self._network, moves)
+        index = self._live(slot, "prune")
+        moves = lifecycle.prune(self.network.table, 0, index, self.network.rules, cause="user")
+        settle(self.network, moves)
         return self._done(moves)[0]
 
     def fossilize(self, slot: str) -> GrowthEvent:
         """Make the seed of ``slot`` permanent; it continues to learn."""
-        self._check_unfinished("fossilize")
-        index, table = self._index(slot), self._network.table
-        self._check_live(index)
+        index, table = self._live(slot, "fossilize"), self.network.table
         if table.stage[0, index] == Stage.BLENDING:
-            lifecycle.enter_next_stage(table, 0, index, self._network.rules, "policy")
+            lifecycle.enter_next_stage(table, 0, index, self.network.rules, "policy")
         if table.stage[0, index] != Stage.HOLDING:
             alpha = table.alpha[0, index]
             raise SlotError(
                 f"{self._narrator.seed(index)} is blended at alpha {alpha:g}; set_alpha('{slot}', 1.0) first"
             )
-        verdict = gates.g5_worthy(table, 0, index, LifecycleRules(), finite=self._network.is_finite(index))
+        verdict = gates.g5_worthy(table, 0, index, LifecycleRules(), finite=self.network.is_finite(index))
         if "weights_finite" in verdict.failed:
             raise SlotError(f"{self._narrator.seed(index)} has weights that are not finite; prune('{slot}')")
         moves = lifecycle.fossilize(table, 0, index, verdict._replace(failed=()), "user")
@@ -162,12 +162,10 @@ class ManualGrowth:
 
     def set_alpha(self, slot: str, alpha: float) -> GrowthEvent:
         """Set the weight of the seed in ``slot``, from 0 to 1, from the next forward pass on."""
-        self._check_unfinished("set_alpha")
-        index, table = self._index(slot), self._network.table
-        self._check_live(index)
+        index, table = self._live(slot, "set_alpha"), self.network.table
         check_alpha(alpha)
         lifecycle.set_alpha_target(table, 0, index, target=alpha, epochs=0, curve=AlphaCurve.LINEAR)
-        self._network.sync()
+        self.network.sync()
         return self._narrator.about("alpha", index, f"is blended at alpha {alpha:g}")
 
     def incubate(self, batch_loss: Callable[[], Tensor]) -> None:
@@ -176,23 +174,15 @@ class ManualGrowth:
         Args:
             batch_loss: Takes nothing and returns the loss of ``net`` on the present batch.
         """
-        for slot in self._network.incubating:
-            loss = shadow_loss_of(self._network, slot, batch_loss)
+        for slot in self.network.incubating:
+            loss = shadow_loss_of(self.network, slot, batch_loss)
             if not math.isfinite(loss.item()):
                 continue  # a seed without gradient does not pass gate G2
             loss.backward()
             found = statistics_of(
-                tensor_norms([p.grad for p in self._network.seed_parameters(slot) if p.grad is not None])
+                tensor_norms([p.grad for p in self.network.seed_parameters(slot) if p.grad is not None])
             )
-            self._network.table.record_gradients(
-                0,
-                slot,
-                norm=found.norm,
-                ratio=math.nan,
-                health=found.health,
-                vanishing=found.vanishing,
-                exploding=found.exploding,
-            )
+            self.network.table.record_gradients(0, slot, ratio=math.nan, **found._asdict())
 
     def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
         """Number new seeds, count compute again, and return the events of stage moves."""
@@ -205,7 +195,7 @@ class ManualGrowth:
         if made:
             self._copies.sync()
         if any(move.target in (Stage.GERMINATED, Stage.PRUNED) for move in made):
-            self._cost = forward_flops(self.net, self.sample)
+            self.flops = forward_flops(self.net, self.sample)
         return self._narrator.moves(made)
 
     # --- export and state -----------------------------------------------------------------------------
@@ -222,10 +212,10 @@ class ManualGrowth:
             HostError: The result differs from the network that was trained; everything is left as it was.
         """
         self._check_unfinished("finish")
-        self._network.follow_state()
-        for slot in list(self._network.incubating):
-            self.prune(self._network.sites[slot].name)
-        groups = self._network.groups
+        self.network.follow_state()
+        for slot in list(self.network.incubating):
+            self.prune(self.network.sites[slot].name)
+        groups = self.network.groups
         leave = (lambda parameters: groups.leave(-1, parameters)) if groups else (lambda _: None)
         grown = plain.finish(self.net, self.sample, merge=merge, leave=leave)
         for module in self._copies.modules:
@@ -243,7 +233,7 @@ class ManualGrowth:
     def save(self, path: Path | str) -> None:
         """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network as a plain module."""
         self._check_unfinished("save")
-        network_file.save(network_file.network_state(self._network), Path(path))
+        network_file.save(network_file.network_state(self.network), Path(path))
 
     # --- helpers --------------------------------------------------------------------------------------
 
@@ -253,41 +243,25 @@ class ManualGrowth:
                 f"{what}() came after finish(): the network is a plain module; make a new Growth to go on"
             )
 
-    def _check_live(self, index: int) -> None:
-        if not self._network.table.live[0, index]:
-            stage = Stage(int(self._network.table.stage[0, index])).name
+    def _live(self, slot: str, what: str) -> int:
+        """Return the index of a slot whose seed can be changed by the method ``what``."""
+        self._check_unfinished(what)
+        index = self._index(slot)
+        if not self.network.table.live[0, index]:
+            stage = Stage(int(self.network.table.stage[0, index])).name
             raise SlotError(
-                f"slot {self._network.sites[index].name} holds no seed that could be changed: it is {stage}"
+                f"slot {self.network.sites[index].name} holds no seed that could be changed: it is {stage}"
             )
+        return index
 
     @property
     def epoch(self) -> int:
         """Number of epochs that have ended."""
         return self._narrator.epoch
 
-    @property
-    def network(self) -> MorphogeneticModel:
-        """The network with its slots and their row of the slot table."""
-        return self._network
-
-    @property
-    def flops(self) -> float:
-        """FLOPs of one forward pass of the sample."""
-        return self._cost
-
-    @property
-    def sites(self) -> list[Site]:
-        """Positions of the slots."""
-        return self._network.sites
-
-    @property
-    def slots(self) -> tuple[str, ...]:
-        """Names of the slots, in the order of the forward pass."""
-        return self._network.slot_config.slot_ids
-
     def reports(self) -> list[SeedStateReport]:
         """Return stage, alpha, contribution, Shapley value and interactions of every slot."""
-        return report_slots(self._network.table, 0, self._space)
+        return report_slots(self.network.table, 0, self._space)
 
     def _index(self, slot: str) -> int:
-        return self._network.slot_config.index_of(slot)
+        return self.network.slot_config.index_of(slot)

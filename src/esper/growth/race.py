@@ -24,7 +24,7 @@ from esper.growth.batch_training import (
     untouched_streams,
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.race_runners import Limit, Paired, Probe, Runner, frozen, grafted, heat
+from esper.growth.race_runners import Limit, Paired, Probe, Runner, frozen, grafted, share_of_rate
 from esper.kasmina.blueprints import Topology, blueprint_named
 from esper.kasmina.compute import count_part, flop_counter
 from esper.kasmina.contributions import evaluating
@@ -54,16 +54,16 @@ class Course:
 
     heats: tuple[Heat, ...]
     """Heats; in the last one the network learns together with the candidate."""
-    seed_rate: float = 5e-3
-    """Learning rate of a candidate's Adam."""
-    host_rates: tuple[float, ...] = (3e-4, 2e-3, 8e-3)
-    """Learning rates of controls where no optimiser is given; the best one continues after the first heat."""
     in_training: bool = False
     """The race is part of a training that continues, so the control sees as many batches as a candidate.
     First-order scores are computed only if not all candidates can start and the scores cost little; otherwise
     candidates spread evenly over the network start."""
 
 
+SEED_RATE: Final = 5e-3
+"""Learning rate of a candidate's Adam."""
+HOST_RATES: Final = (3e-4, 2e-3, 8e-3)
+"""Learning rates of controls if no optimiser is given; the best one continues after the first heat."""
 RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 """Course of a race during a training."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
@@ -107,17 +107,9 @@ class Candidate:
 
     def row(self) -> CandidateRow:
         """Return the row of the diagnosis table."""
+        seed = (self.site.name, self.blueprint, self.parameters, self.flops)
         steps = self.runner.steps if self.runner else 0
-        return CandidateRow(
-            self.site.name,
-            self.blueprint,
-            self.parameters,
-            self.flops,
-            self.first_order,
-            self.change,
-            self.beyond,
-            steps,
-        )
+        return CandidateRow(*seed, self.first_order, self.change, self.beyond, steps)
 
 
 class Race:
@@ -153,8 +145,9 @@ class Race:
         self.candidates: list[Candidate] = []
         """Candidates still in the race, best first."""
         self.out: list[Candidate] = []
-        self.controls = [Runner.control(net, rate) for rate in course.host_rates]
-        if optimizer is not None:
+        if optimizer is None:
+            self.controls = [Runner.control(net, rate) for rate in HOST_RATES]
+        else:
             self.controls = [Runner.continued(net, optimizer)]
         self.control: Paired | None = None
 
@@ -252,19 +245,34 @@ class Race:
         if steps < LEAST_STEPS:
             return False
         started = self.limit.elapsed
-        made = heat(
-            runners,
-            self.controls,
-            self.batches,
-            self.loss,
-            steps=steps,
-            control_steps=control_steps,
-            out_of_time=lambda: self.limit.left < measuring,
-        )
+        made = self.train(runners, steps, control_steps, measuring)
         self.limit.charge(per_step * max(made, 1), self.limit.elapsed - started)
         with self.limit.charged(measuring):
             self._measure(running, [*runners, *self.controls])
         return made == steps
+
+    def train(self, runners: Sequence[Runner], steps: int, control_steps: float, reserve: float) -> int:
+        """Train candidates on ``steps`` batches and controls on ``control_steps`` for each of them.
+
+        Returns:
+            The number of steps made until only ``reserve`` FLOPs were left.
+        """
+        owed = 0.0
+        for step in range(steps):
+            if self.limit.left < reserve:
+                return step
+            share = share_of_rate(step, steps)
+            batch = next(self.batches)
+            for runner in runners:
+                runner.step(batch, self.loss, share)
+            owed += control_steps
+            while owed >= 1.0:
+                for runner in self.controls:
+                    runner.step(batch, self.loss, share)
+                owed -= 1.0
+                if owed >= 1.0:
+                    batch = next(self.batches)
+        return steps
 
     def join_control(self, size: int) -> None:
         """Move the best candidates into copies of the control, unless the control has diverged."""
@@ -276,8 +284,8 @@ class Race:
     def _runner_of(self, candidate: Candidate) -> Runner:
         """Return the candidate's runner; a new one starts in the frozen network."""
         if candidate.runner is None:
-            graft, rate = copy.deepcopy(candidate.graft), self.course.seed_rate
-            candidate.runner = Runner.candidate(self.host, candidate.site, graft, rate, candidate.flops)
+            graft = copy.deepcopy(candidate.graft)
+            candidate.runner = Runner.candidate(self.host, candidate.site, graft, SEED_RATE, candidate.flops)
         return candidate.runner
 
     def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
@@ -306,10 +314,8 @@ class Race:
         for each in running:
             losses = self._runner_of(each).losses
             assert losses is not None
-            each.change, each.beyond = (
-                self.probe.paired(losses, self.base),
-                self.probe.paired(losses, reference),
-            )
+            each.change = self.probe.paired(losses, self.base)
+            each.beyond = self.probe.paired(losses, reference)
         self.out += [each for each in self.candidates if each not in running]
         self.candidates = sorted(running, key=lambda each: self._loss(self._runner_of(each)))
 
@@ -372,18 +378,3 @@ def _spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
     """Return ``count`` evenly spaced elements, the first and the last included."""
     last = len(ordered) - 1
     return [ordered[round(i * last / (count - 1))] for i in range(count)]
-
-
-def adopt(control: Runner, net: nn.Module, optimizer: Optimizer) -> None:
-    """Continue ``net`` from the weights of a control, whose batches are charged to the training."""
-    if control.has_diverged:
-        return
-    net.load_state_dict(control.net.state_dict())
-    [theirs] = control.optimisers
-    for own, other in zip(_parameters(optimizer), _parameters(theirs), strict=True):
-        if other in theirs.state:
-            optimizer.state[own] = theirs.state[other]
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -253,31 +253,16 @@ def share_of_rate(step: int, steps: int) -> float:
     return min((step + 1) / up, (steps - step) / max(1.0, steps - up + 1))
 
 
-def heat(
-    candidates: Sequence[Runner],
-    controls: Sequence[Runner],
-    batches: Iterator[Any],
-    loss: Loss,
-    *,
-    steps: int,
-    control_steps: float,
-    out_of_time: Callable[[], bool],
-) -> int:
-    """Train all runners on ``steps`` batches, controls on ``control_steps`` for each; return the steps
-    made."""
-    owed = 0.0
-    for step in range(steps):
-        if out_of_time():
-            return step
-        share = share_of_rate(step, steps)
-        batch = next(batches)
-        for runner in candidates:
-            runner.step(batch, loss, share)
-        owed += control_steps
-        while owed >= 1.0:
-            for runner in controls:
-                runner.step(batch, loss, share)
-            owed -= 1.0
-            if owed >= 1.0:
-                batch = next(batches)
-    return steps
+def adopt(control: Runner, net: nn.Module, optimizer: Optimizer) -> None:
+    """Continue ``net`` from the weights of a control, whose batches are charged to the training."""
+    if control.has_diverged:
+        return
+    net.load_state_dict(control.net.state_dict())
+    [theirs] = control.optimisers
+    for own, other in zip(_parameters(optimizer), _parameters(theirs), strict=True):
+        if other in theirs.state:
+            optimizer.state[own] = theirs.state[other]
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

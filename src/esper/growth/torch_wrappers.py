@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-from collections.abc import Iterable
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -18,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.graft import Graft
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.slot import SeedSlot, attach, slots_of
+from esper.kasmina.slot import RESERVED, SeedSlot, attach, slots_of
 from esper.leyline.errors import HostError
 
 _SHARDED: Final = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
@@ -51,13 +50,6 @@ def unwrapped(net: Any) -> nn.Module:
             net = net._orig_mod
         else:
             return net
-
-
-def is_distributed(net: Any) -> bool:
-    """Return whether ``net`` is, or wraps, a ``DistributedDataParallel``."""
-    return isinstance(net, DistributedDataParallel) or isinstance(
-        getattr(net, "_orig_mod", None), DistributedDataParallel
-    )
 
 
 def recompile_limits_hit() -> int:
@@ -139,8 +131,9 @@ class FollowedCopies:
 
 
 def _same_parameters(module: nn.Module, net: nn.Module) -> bool:
-    theirs = {name: p.shape for name, p in module.named_parameters()}
-    return type(module) is type(net) and theirs == {name: p.shape for name, p in net.named_parameters()}
+    """Return whether both have one class and equal parameters, apart from the seeds of ``net``."""
+    own = {name: p.shape for name, p in net.named_parameters() if RESERVED not in name.split(".")}
+    return type(module) is type(net) and own == {name: p.shape for name, p in module.named_parameters()}
 
 
 def _guard_averages() -> None:
@@ -179,7 +172,9 @@ class ProcessGroup:
     two. The mean of a sum that contains earlier means is the mean of the sum, so accumulation needs nothing
     more."""
 
-    def __init__(self, net: nn.Module, *, is_wrapped: bool) -> None:
+    def __init__(self, passed: nn.Module) -> None:
+        net = unwrapped(passed)
+        is_wrapped = isinstance(getattr(passed, "_orig_mod", passed), DistributedDataParallel)
         several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.is_active = several and is_wrapped
         self._net = net
@@ -213,17 +208,14 @@ class ProcessGroup:
         if self.is_active:
             for tensor in (*graft.parameters(), *graft.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
-            self._hook(graft.parameters())
+            for parameter in graft.parameters():
+                self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._queue)
 
     def seed_removed(self, _slot: int, graft: Graft) -> None:
         """Stop averaging the seed's gradients."""
         for parameter in graft.parameters():
             if handle := self._hooked.pop(parameter, None):
                 handle.remove()
-
-    def _hook(self, parameters: Iterable[nn.Parameter]) -> None:
-        for parameter in parameters:
-            self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._queue)
 
     def _queue(self, _parameter: Tensor) -> None:
         if not self._queued:

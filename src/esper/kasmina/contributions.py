@@ -190,10 +190,6 @@ class MetricScorer:
         self.values = self._run()
         """Metric of the present network, batch by batch where it is known; higher is better."""
 
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.values))
-
     def __call__(self, slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
         rows = []
         outer = torch.get_rng_state()

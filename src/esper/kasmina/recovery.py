@@ -5,10 +5,12 @@ the number of the rollback, so that the same failure is not repeated."""
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from esper.kasmina import actuator, lifecycle
 from esper.kasmina.contributions import Contributions, evaluating
@@ -83,6 +85,8 @@ class Recovery:
         self.rolled_back = False
         """Whether the epoch that was checked last ended in a rollback."""
         self._fossilized = False
+        self._good: Any = None
+        """The last snapshot; None after another state was loaded."""
         self._keep(0)
 
     @property
@@ -118,6 +122,8 @@ class Recovery:
                 self._keep(epoch)
             return False
         guilty = None if broken else self._guilty(measured)
+        if guilty is None and self._good is None:
+            return False
         if guilty is None:
             self._roll_back(alarm)
         else:
@@ -126,6 +132,10 @@ class Recovery:
         return True
 
     # --- snapshots ----------------------------------------------------------------------------
+
+    def forget_snapshot(self) -> None:
+        """Drop the snapshot, after another state was loaded; the next good epoch is the next snapshot."""
+        self._good, self._good_epoch = None, -SNAPSHOT_EVERY
 
     def _keep(self, epoch: int) -> None:
         self._good_epoch, self._good = epoch, self._trained.weights()
@@ -230,6 +240,7 @@ class UserTraining:
         model: Network that the user trains.
         record_moves: Called with the stage moves of a seed that recovery removes.
         measure_again: Measures the contributions of all active seeds.
+        copies: Copies of the network that follow its seeds, such as averages.
     """
 
     def __init__(
@@ -237,34 +248,46 @@ class UserTraining:
         model: MorphogeneticModel,
         record_moves: Callable[[Sequence[StageMove]], None],
         measure_again: Callable[[], Contributions],
+        copies: Sequence[nn.Module] = (),
     ) -> None:
         self.model = model
+        self._copies = copies
         self.count = record_moves
         self._measure_again = measure_again
 
     def weights(self) -> dict[str, Any]:
-        """Return weights by name, the layout of seeds, and the optimiser state of every parameter by name."""
-        net, groups = self.model.host, self.model.groups
+        """Return weights of the network and its copies, the layout of seeds, and optimiser states by name."""
+        net = self.model.host
         names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
         return {
-            "net": {name: value.clone() for name, value in net.state_dict().items()},
+            "net": _cloned(net),
             "layout": self.model.layout(),
-            "moments": [
-                {names[p]: clone_tree(kept) for p, kept in optimiser.state.items() if p in names}
-                for optimiser in (groups.optimisers if groups else ())
-            ],
+            "copies": [_cloned(copy) for copy in self._copies],
+            "moments": {
+                key: {names[p]: clone_tree(kept) for p, kept in optimiser.state.items() if p in names}
+                for key, optimiser in self._optimisers().items()
+            },
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
         """Return to a snapshot."""
-        net, groups = self.model.host, self.model.groups
+        net = self.model.host
         self.model.load_layout(weights["layout"])
         net.load_state_dict(weights["net"])
-        for optimiser, moments in zip(groups.optimisers if groups else (), weights["moments"], strict=True):
+        # A copy that was added after the snapshot starts from the network's weights.
+        for copy, kept in zip_longest(self._copies, weights["copies"], fillvalue=weights["net"]):
+            copy.load_state_dict(kept)
+        for key, optimiser in self._optimisers().items():
+            moments = weights["moments"].get(key, {})
             for name, parameter in net.named_parameters():
                 optimiser.state.pop(parameter, None)
                 if name in moments:
                     optimiser.state[parameter] = clone_tree(moments[name])
+
+    def _optimisers(self) -> dict[str, Optimizer]:
+        """Return the optimisers by number and class: moments of one class mean nothing to another."""
+        optimisers = self.model.groups.optimisers if self.model.groups else ()
+        return {f"{number} {type(each).__name__}": each for number, each in enumerate(optimisers)}
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
         """Do nothing: compute is not undone, and the user's random generators have advanced."""
@@ -272,3 +295,7 @@ class UserTraining:
     def measure(self, *, contributions: bool) -> Contributions:
         """Measure the contributions of all active seeds."""
         return self._measure_again()
+
+
+def _cloned(net: nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in net.state_dict().items()}

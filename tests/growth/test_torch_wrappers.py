@@ -1,4 +1,4 @@
-"""What stands around the network follows it: optimisers, averages, copies, files, processes, compilers."""
+"""Optimisers, averages, copies, files, processes and compilers of a network that grows."""
 
 import copy
 import os
@@ -38,7 +38,7 @@ def step(net: nn.Module, optimizers: Any, x: torch.Tensor = X) -> None:
 
 
 class Facade:
-    """As accelerate and others wrap an optimiser."""
+    """Wrapper around an optimiser, as accelerate has it."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -50,7 +50,7 @@ class Facade:
         self.optimizer.zero_grad()
 
 
-def test_a_wrapped_optimiser_steps_on_seeds() -> None:
+def test_wrapped_optimiser_trains_seeds() -> None:
     net = mlp()
     optimizer = Facade(Facade(torch.optim.Adam(net.parameters())))
     Growth(net, optimizer, sample=X, slots="2", controller=None).germinate("2", "mlp")
@@ -59,7 +59,7 @@ def test_a_wrapped_optimiser_steps_on_seeds() -> None:
     assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
 
 
-def test_beside_muon_vectors_go_to_the_other_optimiser() -> None:
+def test_vectors_of_a_seed_join_the_second_optimiser_if_the_first_is_muon() -> None:
     net = mlp()
     muon = torch.optim.Muon([p for p in net.parameters() if p.ndim == 2])
     adam = torch.optim.AdamW([p for p in net.parameters() if p.ndim != 2])
@@ -71,7 +71,7 @@ def test_beside_muon_vectors_go_to_the_other_optimiser() -> None:
     assert [len(o.param_groups[0]["params"]) for o in (muon, adam)] == [3 + 4, 3 + 4]
 
 
-def test_a_slot_without_parameters_belongs_to_the_nearest_layer_upstream() -> None:
+def test_seed_after_a_module_without_parameters_joins_the_group_of_the_layer_upstream() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
     groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[3].parameters(), "lr": 0.2}]
     optimizer = torch.optim.SGD(groups)
@@ -79,7 +79,7 @@ def test_a_slot_without_parameters_belongs_to_the_nearest_layer_upstream() -> No
     assert [len(group["params"]) for group in optimizer.param_groups] == [2 + 4, 2]
 
 
-def test_on_a_frozen_backbone_seeds_train_with_the_head() -> None:
+def test_seeds_on_a_frozen_backbone_train_with_the_head() -> None:
     net = mlp()
     net[:4].requires_grad_(False)
     optimizer = torch.optim.Adam(net[4].parameters())
@@ -90,7 +90,7 @@ def test_on_a_frozen_backbone_seeds_train_with_the_head() -> None:
     assert growth.end_epoch(lambda: net(X).detach().mean()) != []  # a seed that did not move would raise here
 
 
-def test_a_pruned_seed_leaves_no_trace() -> None:
+def test_pruned_seed_leaves_network_and_optimiser_as_before() -> None:
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters())
     growth = Growth(net, optimizer, sample=X, slots="2", controller=None)
@@ -103,10 +103,10 @@ def test_a_pruned_seed_leaves_no_trace() -> None:
     assert optimizer.param_groups[0]["params"] is listed
     assert (len(listed), len(optimizer.state), list(net.state_dict())) == (6, 6, keys)
     assert not net[2]._forward_hooks
-    growth.germinate("2", "lora")  # by hand no embargo holds
+    growth.germinate("2", "lora")  # actions by hand have no embargo
 
 
-def test_a_copied_block_takes_over_what_the_optimiser_has_gathered() -> None:
+def test_copied_block_starts_with_the_optimiser_moments_of_its_original() -> None:
     net, x = ResNet(), torch.randn(4, 1, 8, 8)
     optimizer = torch.optim.Adam(net.parameters())
     growth = Growth(net, optimizer, sample=x, slots="layer2", controller=None)
@@ -122,7 +122,7 @@ def test_a_copied_block_takes_over_what_the_optimiser_has_gathered() -> None:
 # --- averages and copies --------------------------------------------------------------------------------
 
 
-def test_an_average_made_after_growth_follows_seeds_in_and_out() -> None:
+def test_average_made_after_growth_follows_planted_and_pruned_seeds() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
@@ -147,8 +147,47 @@ def test_an_average_made_after_growth_follows_seeds_in_and_out() -> None:
     assert not any("esper" in type(m).__module__ for m in average.module.modules())
 
 
+@pytest.mark.parametrize("made", ["before growth", "before the seed", "after the seed", "deep copy"])
+def test_copy_followed_after_a_seed_was_planted_has_that_seed_and_later_ones(made: str) -> None:
+    net = mlp()
+    copies = {"before growth": AveragedModel(net)}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
+    copies["before the seed"] = AveragedModel(net)
+    growth.germinate("2", "mlp", alpha=0.5)
+    step(net, optimizer)
+    copies["after the seed"] = AveragedModel(net)
+    copies["deep copy"] = copy.deepcopy(net)
+    follower = copies[made]
+    growth.follow(follower)
+    module = follower.module if isinstance(follower, AveragedModel) else follower
+
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in net.named_parameters()]
+    seeds = [dict(each[2].esper_slot.graft.state_dict()) for each in (module, net)]
+    torch.testing.assert_close(*seeds, rtol=0.0, atol=0.0)
+    if isinstance(follower, AveragedModel):
+        follower.update_parameters(net)  # the first update copies all weights
+        assert torch.equal(module(X), net(X))
+    growth.germinate("1", "lora")
+    growth.prune("2")
+    assert [name for name, _ in module.named_parameters()] == [name for name, _ in net.named_parameters()]
+
+
+def test_copies_in_follow_receive_a_seed_that_a_controller_plants() -> None:
+    net = mlp()
+    average, twin = AveragedModel(net), copy.deepcopy(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    growth = Growth(net, optimizer, sample=X, slots="2", controller="mlp@2:1", follow=[average, twin])
+    growth.end_epoch(lambda: 1.0)
+
+    names = [name for name, _ in net.named_parameters()]
+    assert len(names) == 14
+    assert [name for name, _ in average.module.named_parameters()] == names
+    assert [name for name, _ in twin.named_parameters()] == names
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_a_copy_is_a_network_of_its_own(copied: Callable[[nn.Module], nn.Module]) -> None:
+def test_copy_of_a_grown_network_is_independent_of_it(copied: Callable[[nn.Module], nn.Module]) -> None:
     net = mlp()
     growth = Growth(net, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="2", controller=None)
     growth.germinate("2", "mlp")
@@ -183,7 +222,7 @@ def begun() -> tuple[nn.Module, torch.optim.Optimizer, Growth, Any]:
     return net, optimizer, growth, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
 
 
-def test_a_run_resumed_in_the_middle_of_growth_is_bit_equal(tmp_path: Path) -> None:
+def test_run_resumed_in_the_middle_of_growth_is_bit_equal(tmp_path: Path) -> None:
     net, optimizer, growth, scheduler = begun()
     said = run(net, optimizer, growth, scheduler, range(12))
     assert any("was planted" in sentence for sentence in said)
@@ -218,7 +257,7 @@ def test_a_run_resumed_in_the_middle_of_growth_is_bit_equal(tmp_path: Path) -> N
 # --- processes and compilers ------------------------------------------------------------------------------
 
 
-def test_two_processes_stay_bit_equal_with_growth_between(tmp_path: Path) -> None:
+def test_two_processes_stay_bit_equal_while_the_network_grows(tmp_path: Path) -> None:
     port = str(29_000 + os.getpid() % 1000)
     program = [sys.executable, "tests/growth/two_processes.py", port, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
@@ -231,7 +270,7 @@ def test_two_processes_stay_bit_equal_with_growth_between(tmp_path: Path) -> Non
     assert "epoch 1: mlp in 1 was planted (560 parameters)\nepoch 1: lora in 2 was planted" in first
 
 
-def test_reaching_the_recompile_limit_is_reported_once() -> None:
+def test_recompile_limit_is_reported_once() -> None:
     net = mlp()
     compiled = torch.compile(net, backend="eager", dynamic=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -246,7 +285,7 @@ def test_reaching_the_recompile_limit_is_reported_once() -> None:
     assert [event.kind for event in growth.end_epoch(lambda: compiled(X[:1]).mean())] == ["measured"]
 
 
-def test_a_compiled_network_is_finished_as_the_plain_one_under_it() -> None:
+def test_finish_of_a_compiled_network_returns_the_plain_network_inside() -> None:
     net = mlp()
     compiled = torch.compile(net, backend="eager")
     growth = Growth(compiled, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="1", controller=None)
@@ -255,7 +294,7 @@ def test_a_compiled_network_is_finished_as_the_plain_one_under_it() -> None:
     torch.testing.assert_close(compiled(X), net(X))
 
 
-def test_a_whole_graph_of_a_frozen_backbone_is_compiled_with_its_seed() -> None:
+def test_frozen_backbone_with_a_seed_compiles_to_one_graph() -> None:
     net = mlp()
     net[:4].requires_grad_(False)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
@@ -274,8 +313,8 @@ def test_a_whole_graph_of_a_frozen_backbone_is_compiled_with_its_seed() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # inductor's own
-def test_inductor_sees_a_seed_that_came_after_it_had_compiled() -> None:
+)  # a warning of inductor
+def test_network_is_recompiled_by_inductor_after_a_seed_was_planted() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     compiled = torch.compile(net)
     compiled(X).sum().backward()
@@ -291,7 +330,7 @@ def test_inductor_sees_a_seed_that_came_after_it_had_compiled() -> None:
         assert found.grad is not None
 
 
-def test_an_average_kept_by_hand_that_did_not_grow_is_noticed_once_it_is_updated() -> None:
+def test_average_by_hand_that_did_not_grow_raises_a_warning_when_it_is_updated() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None)
@@ -299,7 +338,7 @@ def test_an_average_kept_by_hand_that_did_not_grow_is_noticed_once_it_is_updated
     growth.germinate("2", "mlp")
     step(net, optimizer)
     events = growth.end_epoch(lambda: 1.0)
-    assert [event.kind for event in events] == ["measured"]  # a copy that rests is fine
+    assert [event.kind for event in events] == ["measured"]  # a copy that is not updated raises no warning
     growth.germinate("0", "lora")
     step(net, optimizer)
     theirs = dict(net.named_parameters())

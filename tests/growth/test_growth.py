@@ -1,4 +1,4 @@
-"""The end of an epoch: what is measured, who decides, what is said."""
+"""``Growth.end_epoch``: measurements, controllers and warnings."""
 
 import math
 import warnings
@@ -44,7 +44,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> N
 
 
 def losses(net: nn.Module) -> Callable[[], list[float]]:
-    """Four batches of four."""
+    """Return a metric with one loss for each of four batches."""
 
     def evaluate() -> list[float]:
         net.eval()
@@ -54,7 +54,7 @@ def losses(net: nn.Module) -> Callable[[], list[float]]:
     return evaluate
 
 
-def test_a_contribution_is_the_metric_without_the_seed_minus_that_with_it_and_has_a_paired_error() -> None:
+def test_contribution_is_the_difference_of_losses_without_and_with_the_seed_with_a_paired_error() -> None:
     net, optimizer, growth = started(higher_is_better=False)
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -68,7 +68,7 @@ def test_a_contribution_is_the_metric_without_the_seed_minus_that_with_it_and_ha
     assert str(event).startswith(f"epoch 1: mlp in 2 is worth {event.contribution:+.3g} ± {event.error:.2g}")
 
 
-def test_one_number_has_no_error_bar_and_a_higher_metric_the_other_sign() -> None:
+def test_contribution_to_a_single_score_is_positive_and_has_no_error() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -76,7 +76,7 @@ def test_one_number_has_no_error_bar_and_a_higher_metric_the_other_sign() -> Non
     assert (event.error, event.contribution > 0, "±" in str(event)) == (None, True, False)
 
 
-def test_measuring_leaves_modes_random_state_and_weights_as_after_one_evaluation() -> None:
+def test_end_epoch_leaves_modes_weights_and_random_state_as_one_evaluation_does() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -99,7 +99,7 @@ def test_measuring_leaves_modes_random_state_and_weights_as_after_one_evaluation
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
 
 
-def test_at_most_four_seeds_are_switched_off_and_those_measured_longest_ago_come_first() -> None:
+def test_four_seeds_are_measured_per_epoch_starting_with_those_measured_longest_ago() -> None:
     net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(7)))
     net, optimizer, growth = started(net, slots=[str(i) for i in range(6)])
     for slot in growth.slots:
@@ -118,7 +118,7 @@ def test_at_most_four_seeds_are_switched_off_and_those_measured_longest_ago_come
 # --- BatchNorm --------------------------------------------------------------------------------------
 
 
-def test_batch_norm_without_calibration_is_called_uncalibrated() -> None:
+def test_contribution_under_batch_norm_without_calibration_is_marked_uncalibrated() -> None:
     images = torch.randn(8, 1, 8, 8)
     net, optimizer, growth = started(ResNet(), sample=images, slots="layer2")
     growth.germinate("layer2", "conv_light")
@@ -128,7 +128,7 @@ def test_batch_norm_without_calibration_is_called_uncalibrated() -> None:
     assert "uncalibrated" in str(event)
 
 
-def test_calibration_gives_each_network_statistics_of_its_own_and_puts_the_trained_ones_back() -> None:
+def test_calibration_recomputes_batch_norm_statistics_and_restores_the_trained_ones() -> None:
     images, labels = torch.randn(8, 1, 8, 8), torch.zeros(8)
     batches = [(images[:4], labels[:4]), (images[4:], labels[4:])]
     net, optimizer, growth = started(ResNet(), sample=images, slots="layer1", calibrate=batches)
@@ -142,7 +142,7 @@ def test_calibration_gives_each_network_statistics_of_its_own_and_puts_the_train
         return net.eval()(images).square().mean().item()
 
     def by_hand() -> float:
-        """Statistics as BatchNorm makes them with a cumulative mean."""
+        """Return the metric with BatchNorm statistics as a cumulative mean."""
         norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
         net.eval()
         for norm in norms:
@@ -162,10 +162,10 @@ def test_calibration_gives_each_network_statistics_of_its_own_and_puts_the_train
     assert "uncalibrated" not in str(event)
 
 
-# --- who decides ------------------------------------------------------------------------------------
+# --- controllers ------------------------------------------------------------------------------------
 
 
-def test_a_plan_is_carried_out_by_the_names_of_submodules() -> None:
+def test_plan_plants_in_slots_named_by_submodule() -> None:
     net, optimizer, growth = started(controller="mlp@2:1,lora/half@0:2")
     said = []
     for _ in range(3):
@@ -180,7 +180,7 @@ def test_a_plan_is_carried_out_by_the_names_of_submodules() -> None:
 
 
 class Stubborn:
-    """Wants what cannot be."""
+    """Controller that always chooses an illegal action."""
 
     name = "stubborn"
 
@@ -195,14 +195,14 @@ class Stubborn:
         return Decisions(action[None])
 
 
-def test_a_wish_that_is_refused_is_told_and_changes_nothing() -> None:
+def test_refused_action_is_reported_and_changes_nothing() -> None:
     net, _, growth = started(controller=Stubborn)
     [event] = growth.end_epoch(lambda: 1.0)
     assert str(event) == "epoch 1: stubborn wanted FOSSILIZE in 2: legality, fossilize"
     assert len(list(net.parameters())) == 6
 
 
-def test_the_heuristic_of_environments_works_as_it_is() -> None:
+def test_heuristic_controller_of_environments_works_on_a_users_network() -> None:
     net, optimizer, growth = started(
         controller=lambda space: HeuristicController(space, 1, HeuristicSettings(rotation=("mlp",)))
     )
@@ -211,7 +211,7 @@ def test_the_heuristic_of_environments_works_as_it_is() -> None:
     assert (event.kind, event.blueprint) == ("germinated", "mlp")
 
 
-def test_a_policy_works_as_it_is() -> None:
+def test_policy_controller_works_on_a_users_network() -> None:
     def make(space: ActionSpace) -> PolicyController:
         return PolicyController(
             space, 1, FactoredRecurrentActorCritic(get_feature_size(SlotConfig.default()), 3)
@@ -225,7 +225,7 @@ def test_a_policy_works_as_it_is() -> None:
 
 
 def decisions(scores: list[float], **known: Any) -> list[int]:
-    """Ops that the default controller chooses for these scores, in a network of one free slot."""
+    """Return the ops that the default controller chooses for these scores in a network with one free slot."""
     net, _, growth = started(slots=["2"])
     growth.measure_epoch(losses(net))
     first = growth.facts
@@ -239,7 +239,7 @@ def decisions(scores: list[float], **known: Any) -> list[int]:
     return ops
 
 
-def test_the_default_plants_when_progress_has_levelled_off_on_any_scale() -> None:
+def test_default_controller_plants_when_progress_levels_off_on_any_scale() -> None:
     # 1 − 2^−t: after ten epochs the next doubling adds less than a tenth of what the first five did.
     rising = [1.0 - 0.5**t for t in range(1, 13)]
     straight = [float(t) for t in range(1, 13)]
@@ -250,15 +250,15 @@ def test_the_default_plants_when_progress_has_levelled_off_on_any_scale() -> Non
         assert LifecycleOp.GERMINATE not in decisions([scale * value + shift for value in straight])
 
 
-def test_the_default_plants_nothing_that_could_no_longer_be_measured() -> None:
+def test_default_controller_plants_nothing_too_late_to_be_measured() -> None:
     assert LifecycleOp.GERMINATE not in decisions([1.0 - 0.5**t for t in range(1, 13)], epochs=12)
 
 
 @pytest.mark.parametrize(("rise", "kept", "planted"), [(0.1, 2, 2), (0.0, 0, 2)])
-def test_the_default_keeps_only_what_made_the_network_better_and_gives_up_after_two(
+def test_default_controller_keeps_only_seeds_that_helped_and_stops_after_two_failures(
     rise: float, kept: int, planted: int
 ) -> None:
-    """The metric is 1, and ``rise`` more for each seed; the network relies on all: without one it is 0.5."""
+    """Use a metric of 1 plus ``rise`` for each seed, and 0.5 while a seed is switched off."""
     net, optimizer, growth = started(controller="auto", slots=["0", "2"])
     kinds: list[str] = []
     for epoch in range(1, 40):
@@ -269,11 +269,11 @@ def test_the_default_keeps_only_what_made_the_network_better_and_gives_up_after_
     assert (kinds.count("fossilized"), kinds.count("germinated")) == (kept, planted)
 
 
-def test_the_default_grows_a_network_that_is_too_small_and_keeps_what_helps() -> None:
+def test_default_controller_grows_a_network_that_is_too_small() -> None:
     x, v = torch.randn(256, 2), torch.randn(256, 2)
 
     def labels(points: torch.Tensor) -> torch.Tensor:
-        """Four quadrants and a ring: too much for three ReLUs."""
+        """Return classes by quadrant and radius, which three ReLUs cannot separate."""
         return (points[:, 0] * points[:, 1] > 0).long() + (points.norm(dim=1) > 1.2).long()
 
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -293,14 +293,14 @@ def test_the_default_grows_a_network_that_is_too_small_and_keeps_what_helps() ->
     assert said[:2] == ["germinated", "fossilized"]
 
 
-# --- nothing stays unsaid ------------------------------------------------------------------------------
+# --- warnings ------------------------------------------------------------------------------
 
 
-def test_a_seed_without_a_step_for_an_epoch_is_named() -> None:
+def test_seed_that_did_not_change_in_an_epoch_raises_a_warning() -> None:
     net, _, growth = started()
     other = torch.optim.SGD(net.parameters(), lr=0.1)
     growth.germinate("2", "mlp")
-    train(net, other)  # the optimiser that Growth does not know
+    train(net, other)  # Growth holds another optimiser
     with pytest.warns(
         GrowthWarning, match="epoch 1: mlp in 2 did not change: no gradient or no optimiser step"
     ):
@@ -308,7 +308,7 @@ def test_a_seed_without_a_step_for_an_epoch_is_named() -> None:
     assert [event.kind for event in events] == ["warning", "measured"]
 
 
-def test_a_metric_that_is_no_number_decides_nothing_and_one_that_never_moves_is_doubted() -> None:
+def test_nan_metric_and_constant_metric_raise_warnings() -> None:
     net, _, growth = started(controller="mlp@2:1")
     with pytest.warns(GrowthWarning, match="evaluate returned nan; nothing is decided on it"):
         growth.end_epoch(lambda: math.nan)
@@ -321,7 +321,7 @@ def test_a_metric_that_is_no_number_decides_nothing_and_one_that_never_moves_is_
         growth.end_epoch(lambda: 0.5)
 
 
-def test_a_metric_that_rests_with_the_learning_rate_is_not_doubted() -> None:
+def test_constant_metric_at_a_small_learning_rate_raises_no_warning() -> None:
     _, optimizer, growth = started()
     growth.end_epoch(lambda: 0.5)
     optimizer.param_groups[0]["lr"] = 0.0009  # it was 0.1
@@ -329,7 +329,7 @@ def test_a_metric_that_rests_with_the_learning_rate_is_not_doubted() -> None:
         assert growth.end_epoch(lambda: 0.5) == []
 
 
-def test_permanent_seeds_are_measured_when_asked_for() -> None:
+def test_permanent_seeds_are_measured_only_on_request() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -341,7 +341,7 @@ def test_permanent_seeds_are_measured_when_asked_for() -> None:
     assert (event.kind, event.slot) == ("measured", "2")
 
 
-def test_a_broken_seed_is_named() -> None:
+def test_seed_with_nan_weights_raises_a_warning() -> None:
     net, _, growth = started()
     growth.germinate("2", "mlp")
     with torch.no_grad():
@@ -351,7 +351,7 @@ def test_a_broken_seed_is_named() -> None:
     assert any("mlp in 2 has weights that are not finite" in str(each.message) for each in told)
 
 
-def test_seeds_of_a_frozen_network_train_alone_in_an_optimiser_with_an_empty_group() -> None:
+def test_seeds_of_a_frozen_network_train_with_an_empty_parameter_group() -> None:
     net = mlp().requires_grad_(False)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.SGD([{"params": []}], lr=0.1)

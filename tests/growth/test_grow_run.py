@@ -1,4 +1,4 @@
-"""The default of ``esper.grow``: races at two shares of the training, what they cost, and what they plant."""
+"""Races in ``esper.grow``: when they run, their compute, and the seeds that they plant."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.growth.grow import Grown
 from esper.growth.grow_run import RACE_SHARE
-from esper.growth.race import adopt
-from esper.growth.race_runners import Limit, Runner
-from esper.leyline import RaceCandidate, RaceResult
+from esper.growth.race_runners import Limit, Runner, adopt
+from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, RaceCandidate, RaceResult, SlotTable
+from esper.leyline.protocols import Decisions
 from esper.tamiyo.race_controller import is_worthwhile
 
 
 def loader(rng_seed: int, samples: int) -> DataLoader[Any]:
-    """Eight inputs; is the first far from 0? A linear network cannot tell."""
+    """Return batches of eight inputs; the class depends on the absolute value of the first one."""
     own = torch.Generator().manual_seed(rng_seed)
     x = torch.randn(samples, 8, generator=own)
     return DataLoader(TensorDataset(x, (x[:, 0].abs() > 0.67).long()), batch_size=32, shuffle=samples > 999)
@@ -52,7 +52,7 @@ def too_small() -> Grown:
 
 @pytest.fixture(scope="module")
 def sound_pair() -> list[Grown]:
-    """With races and without."""
+    """Return the same training with races and without."""
     return [grow(sound(), epochs=20, controller=controller) for controller in ("auto", None)]
 
 
@@ -60,7 +60,7 @@ def planted(grown: Grown) -> list[str]:
     return [str(event) for event in grown.events if event.kind == "germinated"]
 
 
-def test_a_network_that_is_too_small_is_grown_at_the_first_moment(too_small: Grown) -> None:
+def test_network_that_is_too_small_is_grown_after_the_first_race(too_small: Grown) -> None:
     # 24 wide: 2 branches of 2 · (24 · 24 + 24). The first race comes after a tenth of 40 epochs.
     assert planted(too_small)[0].startswith("epoch 4: mlp_small in 0")
     assert planted(too_small)[0].endswith("was planted (2,400 parameters)")
@@ -69,13 +69,47 @@ def test_a_network_that_is_too_small_is_grown_at_the_first_moment(too_small: Gro
     assert "won a race, +" in raced[0]
 
 
-def test_a_sound_network_is_left_as_it_is_and_told_why(sound_pair: list[Grown]) -> None:
+def test_large_enough_network_gets_no_seed_and_the_summary_gives_the_reason(sound_pair: list[Grown]) -> None:
     asked, _ = sound_pair
     assert planted(asked) == []
     assert "it was not planted" in asked.summary()
 
 
-def test_training_goes_on_where_the_control_is_with_its_moments() -> None:
+class Recording:
+    """Controller that waits and records the race result of every epoch."""
+
+    name = "recording"
+    races: list[RaceResult | None]
+
+    def __init__(self, _space: ActionSpace) -> None:
+        Recording.races = []
+
+    def reset(self, _episode: int) -> None: ...
+
+    def decide(self, facts: EpochFacts, _table: SlotTable) -> Decisions:
+        Recording.races.append(facts.races[0])
+        return Decisions(CANONICAL_ACTION[None].copy())
+
+
+def test_any_controller_receives_race_results_if_races_are_on() -> None:
+    grown = grow(sound(), epochs=20, controller=Recording, races=True)
+
+    # The race comes after a tenth of the epochs and uses most of the compute for races.
+    assert [epoch for epoch, race in enumerate(Recording.races, 1) if race is not None] == [2]
+    first = Recording.races[1]
+    assert first.candidates[0].slot == 0
+    assert first.loss == pytest.approx(grown.epochs[2].val_loss, rel=0.2)  # on a part of the data
+    assert grown.ledger.race > 0
+    assert planted(grown) == []
+
+
+def test_other_controllers_receive_no_race_results_by_default() -> None:
+    grown = grow(sound(), epochs=2, controller=Recording)
+    assert Recording.races == [None, None]
+    assert grown.ledger.race == 0
+
+
+def test_adopt_continues_from_weights_and_moments_of_the_control() -> None:
     net, batch = sound(), (torch.randn(4, 8), torch.tensor([0, 1, 0, 1]))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     control = Runner.continued(net, optimizer)
@@ -88,7 +122,7 @@ def test_training_goes_on_where_the_control_is_with_its_moments() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_a_control_that_diverged_is_left_behind() -> None:
+def test_adopt_ignores_a_control_that_diverged() -> None:
     net = sound()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     control = Runner.continued(net, optimizer)
@@ -98,30 +132,30 @@ def test_a_control_that_diverged_is_left_behind() -> None:
     assert bool(torch.isfinite(net[0].weight).all())  # type: ignore[index]
 
 
-def test_races_are_charged_and_take_no_more_than_their_share(sound_pair: list[Grown]) -> None:
+def test_races_are_charged_within_their_share_of_compute(sound_pair: list[Grown]) -> None:
     asked, trained = (grown.epochs[-1].flops for grown in sound_pair)
-    # In so short a training one race takes nearly all that races may.
+    # In a short training one race uses nearly all of the compute for races.
     assert 0.9 * RACE_SHARE * trained < asked - trained < RACE_SHARE * trained
 
 
-def test_a_budget_pays_for_the_races() -> None:
+def test_budget_includes_the_compute_of_races() -> None:
     # 2 · (8 · 64 + 64 · 64 + 64 · 2) FLOP a sample forward, three times that in training, 32 samples.
     minibatch = 3 * 32 * 2 * (8 * 64 + 64 * 64 + 64 * 2)
     asked = grow(sound(), budget=640 * minibatch)
     assert 640 * minibatch <= asked.epochs[-1].flops < 641 * minibatch
 
 
-def test_no_seed_is_tried_that_has_too_many_parameters() -> None:
+def test_seed_with_more_than_max_params_is_not_raced() -> None:
     grown = grow(linear(), epochs=2, max_params=2_399)
     assert planted(grown) == []
     assert "nothing was raced: every seed has too many parameters" in grown.summary()
 
 
-def test_a_training_too_short_for_a_race_says_so() -> None:
+def test_training_too_short_for_a_race_reports_it() -> None:
     assert "no race was run to its end" in grow(linear(), epochs=2).summary()
 
 
-def test_a_training_with_races_goes_on_bit_for_bit(tmp_path: Any, too_small: Grown) -> None:
+def test_resumed_training_with_races_is_bit_equal(tmp_path: Any, too_small: Grown) -> None:
     def stop(line: str) -> None:
         if line.startswith("epoch 6:"):
             raise KeyboardInterrupt
@@ -147,20 +181,20 @@ def test_a_training_with_races_goes_on_bit_for_bit(tmp_path: Any, too_small: Gro
         (-0.1, 0.001, 0.0, False),
     ],
 )
-def test_a_lead_must_be_clear_and_worth_the_compute_of_the_seed(
+def test_seed_is_worthwhile_if_its_lead_exceeds_error_and_compute(
     lead: float, error: float, cost: float, expected: bool
 ) -> None:
     winner = RaceCandidate(slot=0, blueprint=1, lead=lead, error=error, cost=cost)
     assert is_worthwhile(RaceResult((winner,), loss=0.5)) is expected
 
 
-def test_a_limit_in_flops_knows_no_time() -> None:
+def test_limit_in_flops_does_not_depend_on_time() -> None:
     limit = Limit(flops=100.0)
     limit.charge(30.0, seconds=1e9)
     assert (limit.left, limit.spent) == (70.0, 30.0)
 
 
-def test_a_limit_in_seconds_is_spent_at_the_pace_that_was_seen() -> None:
+def test_limit_in_seconds_is_converted_to_flops_by_the_measured_pace() -> None:
     limit = Limit(seconds=1000.0)
     limit.charge(10.0, seconds=20.0)  # two seconds a FLOP
     assert limit.left == pytest.approx(500.0, rel=0.01)
