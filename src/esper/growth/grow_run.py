@@ -20,9 +20,7 @@ from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
 from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.compute import ComputeLedger
-from esper.leyline import LifecycleOp, RaceCandidate, RaceResult
-from esper.leyline.errors import DataError
-from esper.leyline.legality import legal_slots_by_op
+from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
     from esper.run.grow_directory import GrowDirectory

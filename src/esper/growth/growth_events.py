@@ -17,9 +17,7 @@ from torch import nn
 from esper.growth import torch_wrappers
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.slot import COPIES, SeedSlot
-from esper.leyline.errors import GrowthWarning
-from esper.leyline.rows import StageMove
-from esper.leyline.stages import Stage
+from esper.leyline import GrowthWarning, Stage, StageMove
 
 EventKind = Literal[
     "measured", "raced", "germinated", "alpha", "fossilized", "pruned", "refused", "rolled_back", "warning"

@@ -24,16 +24,12 @@ from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import call_order, check_modes, find_sites
 from esper.kasmina.slot import detach, notice_hooks
-from esper.leyline import (
-    BLEND_IDS,
-    AlphaCurve,
-    LifecycleRules,
-    SeedStateReport,
-    Stage,
-    StageMove,
-    report_slots,
-)
 from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
+from esper.leyline.factored_actions import BLEND_IDS, AlphaCurve
+from esper.leyline.reports import SeedStateReport, report_slots
+from esper.leyline.rows import StageMove
+from esper.leyline.rules import LifecycleRules
+from esper.leyline.stages import Stage
 
 
 class ManualGrowth:

@@ -30,8 +30,7 @@ from esper.kasmina.compute import count_part, flop_counter
 from esper.kasmina.contributions import evaluating
 from esper.kasmina.graft import Graft
 from esper.kasmina.sites import Site
-from esper.leyline.errors import BlueprintError, DataError
-from esper.leyline.factored_actions import Style
+from esper.leyline import BlueprintError, DataError, Style
 
 Blueprints = Mapping[Topology, Sequence[str]]
 """Blueprints to try, by topology."""

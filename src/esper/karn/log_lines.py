@@ -13,9 +13,8 @@ from esper.karn.palette import LOOKS, op_look
 from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.learning_curves import growth
 from esper.karn.run import Run
+from esper.leyline import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, Stage, TransitionRow, UpdateRow
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.rows import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, TransitionRow, UpdateRow
-from esper.leyline.stages import Stage
 
 LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """Stages whose start is logged."""

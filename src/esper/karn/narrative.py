@@ -12,10 +12,8 @@ from esper.karn.palette import op_look
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
 from esper.karn.seed_histories import SeedHistory, seed_histories
+from esper.leyline import AlertRow, DecisionRow, EpisodeRow, Head, LifecycleOp, Row, RunRow, Stage
 from esper.leyline import rows as events
-from esper.leyline.factored_actions import Head, LifecycleOp
-from esper.leyline.rows import AlertRow, DecisionRow, EpisodeRow, Row, RunRow
-from esper.leyline.stages import Stage
 
 R = TypeVar("R", bound=Row)
 

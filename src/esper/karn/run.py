@@ -18,9 +18,8 @@ import msgspec
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import is_being_written
 from esper.karn.tables import QueryError, Tables, check_statement, error_text, views_in
+from esper.leyline import UNREADABLE, EsperError, Row, RunRow, UnknownNameError
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
-from esper.leyline.rows import Row, RunRow
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]

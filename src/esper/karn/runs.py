@@ -14,8 +14,7 @@ from esper.karn import notation
 from esper.karn.metric import SCORE
 from esper.karn.questions.overview import Overview, done_text, overview
 from esper.karn.run import State, open_run
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import RunRow
+from esper.leyline import EsperError, RunRow
 
 ROW_FIELDS: Final = ("task", "controller", "rng_seed", "started", "metric")
 PROGRESS_FIELDS: Final = ("unit", "done", "total", "seconds_left", "steps_per_second")

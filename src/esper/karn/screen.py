@@ -24,8 +24,7 @@ from esper.karn.questions.overview import Overview, RunProgress, done_text, over
 from esper.karn.questions.policy_health import LOW_ENTROPY, beyond, heads, health
 from esper.karn.questions.slot_lanes import Lane, Lanes, lanes
 from esper.karn.run import Run
-from esper.leyline.rows import RunRow
-from esper.leyline.stages import Stage
+from esper.leyline import RunRow, Stage
 
 MOST_ALERTS: Final = 4
 LABEL: Final = 8

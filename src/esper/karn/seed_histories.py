@@ -6,9 +6,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
 
 from esper.karn.palette import LOOKS
-from esper.leyline.factored_actions import BLEND_IDS
-from esper.leyline.rows import RunRow, SeedRow, TransitionRow
-from esper.leyline.stages import Stage
+from esper.leyline import BLEND_IDS, RunRow, SeedRow, Stage, TransitionRow
 
 S = TypeVar("S", TransitionRow, SeedRow)
 HORIZON: Final = "horizon"

@@ -18,10 +18,8 @@ import msgspec
 
 from esper.files.row_files import check_layout, old_run_error, row_files, split_lines
 from esper.files.writer_lock import is_being_written
+from esper.leyline import HEAD_NAMES, SCHEMA_VERSION, TABLES, UNREADABLE, EsperError, UnknownNameError
 from esper.leyline.columns import COLUMNS
-from esper.leyline.errors import UNREADABLE, EsperError, UnknownNameError
-from esper.leyline.factored_actions import HEAD_NAMES
-from esper.leyline.rows import SCHEMA_VERSION, TABLES
 
 DECISIONS: Final = "decisions"
 """View of the table ``decision`` with names instead of indices."""

@@ -23,8 +23,7 @@ from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
 from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import RunRow, UpdateRow
+from esper.leyline import EsperError, RunRow, UpdateRow
 
 DRAWS_PER_SECOND: Final = 2
 SHARE_OF_TIME: Final = 0.02

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from esper.kasmina import gates, lifecycle
+from esper.leyline import GateVerdict, SlotTable, Stage, StageMove, legal_slots_by_op
 from esper.leyline.factored_actions import (
     ALPHA_SPEED_EPOCHS,
     ALPHA_TARGET_VALUES,
@@ -17,11 +18,7 @@ from esper.leyline.factored_actions import (
     IntArray,
     LifecycleOp,
 )
-from esper.leyline.legality import legal_slots_by_op
-from esper.leyline.rows import GateVerdict, StageMove
 from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.leyline.slot_table import SlotTable
-from esper.leyline.stages import Stage
 
 
 class Body(Protocol):

@@ -7,8 +7,7 @@ columns of the slot table.
 
 import math
 
-from esper.leyline.factored_actions import SIGMOID_STEEPNESS, AlphaCurve
-from esper.leyline.slot_table import SlotTable
+from esper.leyline import SIGMOID_STEEPNESS, AlphaCurve, SlotTable
 
 
 def curve_value(curve: AlphaCurve, progress: float) -> float:

@@ -18,9 +18,7 @@ from esper.kasmina.incubation import shadow_loss
 from esper.kasmina.network import MorphogeneticModel, slot_streams
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import SeedSlot
-from esper.leyline.errors import BlueprintError
-from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS
-from esper.leyline.stages import Stage
+from esper.leyline import BLEND_IDS, STYLE_OPERATORS, BlueprintError, Stage
 
 RNG_SEEDS: Final = range(5)
 """Rng seeds of the initialisations for which every parameter must receive a gradient."""

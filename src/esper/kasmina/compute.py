@@ -25,8 +25,7 @@ from esper.kasmina.graft import Graft, change, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import without_slots
-from esper.leyline.factored_actions import Style
-from esper.leyline.stages import Stage
+from esper.leyline import Stage, Style
 
 _BATCH = 2
 

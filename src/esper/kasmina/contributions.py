@@ -28,9 +28,7 @@ from esper.kasmina.batch_norm import (
 from esper.kasmina.configurations import Prefix, outputs_by_prefix, outputs_by_replay
 from esper.kasmina.dry_run import call, kept_modes
 from esper.kasmina.network import MorphogeneticModel
-from esper.leyline.errors import EsperError, HostError
-from esper.leyline.factored_actions import BoolArray, FloatArray
-from esper.leyline.slot_table import SlotTable
+from esper.leyline import BoolArray, EsperError, FloatArray, HostError, SlotTable
 
 Order = tuple[int, ...]
 """Permutation of the measured seeds."""

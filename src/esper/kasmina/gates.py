@@ -4,10 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from esper.leyline.rows import GateVerdict
-from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.leyline.slot_table import SlotTable
-from esper.leyline.stages import Stage
+from esper.leyline import ActionSpace, GateVerdict, LifecycleRules, SlotTable, Stage
 from esper.leyline.thresholds import CONFIDENCE_Z, MIN_GRADIENT_HEALTH
 
 

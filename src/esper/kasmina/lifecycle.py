@@ -8,12 +8,9 @@ that need no decision.
 from typing import Final, NamedTuple
 
 from esper.kasmina import alpha, gates
-from esper.leyline.errors import EsperError
+from esper.leyline import NEVER, EsperError, LifecycleRules, SlotTable, Stage, is_legal_move
 from esper.leyline.factored_actions import STYLE_CURVES, AlphaCurve
 from esper.leyline.rows import Cause, GateVerdict, StageMove
-from esper.leyline.rules import LifecycleRules
-from esper.leyline.slot_table import NEVER, SlotTable
-from esper.leyline.stages import Stage, is_legal_move
 
 
 class IllegalMoveError(EsperError):

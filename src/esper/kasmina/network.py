@@ -24,13 +24,8 @@ from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach
-from esper.leyline.errors import BlueprintError
-from esper.leyline.factored_actions import NUM_BLUEPRINTS
+from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed
 from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.leyline.slot_config import SlotConfig
-from esper.leyline.slot_table import SlotTable
-from esper.leyline.stages import Stage
-from esper.leyline.stream_seeds import derive_seed
 
 StreamFactory = Callable[[str], TorchStream | None]
 """Random stream of a slot, by slot id; None draws from torch's global generator."""

@@ -24,9 +24,7 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of
-from esper.leyline.errors import BlueprintError, HostError
-from esper.leyline.factored_actions import BlendOperator
-from esper.leyline.stages import Stage
+from esper.leyline import BlendOperator, BlueprintError, HostError, Stage
 
 MERGED_TOLERANCE: Final = (1e-4, 1e-5)
 """Relative and absolute tolerance of merged weights, which sum in another order; all else is bit-equal."""

@@ -10,9 +10,8 @@ import numpy as np
 from esper.kasmina.actuator import Outcome
 from esper.kasmina.contributions import Contributions
 from esper.kasmina.recovery import Intervention
+from esper.leyline import EnvFacts, EventSink, PolicyOutput, Reward, SlotTable, freshness
 from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, BoolArray, FloatArray, Head, IntArray, heads_read
-from esper.leyline.protocols import EventSink, PolicyOutput, Reward
-from esper.leyline.reports import freshness
 from esper.leyline.rows import (
     AlertRow,
     CounterfactualRow,
@@ -25,8 +24,6 @@ from esper.leyline.rows import (
     TransitionRow,
     known,
 )
-from esper.leyline.signals import EnvFacts
-from esper.leyline.slot_table import SlotTable
 
 PHASES: Final = ("act", "train", "measure", "rest")
 

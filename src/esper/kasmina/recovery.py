@@ -18,9 +18,7 @@ from esper.kasmina.governor import Alarm, Governor
 from esper.kasmina.health import tensor_norms
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import clone_tree
-from esper.leyline.rows import StageMove
-from esper.leyline.slot_table import SlotTable
-from esper.leyline.stages import Stage
+from esper.leyline import SlotTable, Stage, StageMove
 
 SNAPSHOT_EVERY: Final = 3
 """Good epochs between snapshots; a fossilisation takes one too."""

@@ -25,8 +25,7 @@ from esper.kasmina.graft import Graft, Participation, described
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
-from esper.leyline.errors import GrowthWarning, HostError, SlotError
-from esper.leyline.factored_actions import Style
+from esper.leyline import GrowthWarning, HostError, SlotError, Style
 
 RESERVED: Final = SEED_NAME
 """Name of the slot as a child of its submodule."""

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+from esper.leyline import OP_WAIT, EpisodeRow, ResourceRow, Row, RunRow, SeedRow, Stage, UpdateRow
 from esper.leyline import thresholds as limits
-from esper.leyline.factored_actions import OP_WAIT
 from esper.leyline.rank_correlation import Rewarded, reward_correlation
-from esper.leyline.rows import EpisodeRow, ResourceRow, Row, RunRow, SeedRow, UpdateRow
-from esper.leyline.stages import Stage
 
 RUN: Final = "run"
 """Scope of an alert about the whole run."""

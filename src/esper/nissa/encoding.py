@@ -12,9 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
+from esper.leyline import EsperError, Row
 from esper.leyline.columns import COLUMNS
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import Row
 
 
 class RowError(EsperError):

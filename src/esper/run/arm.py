@@ -6,9 +6,7 @@ from pathlib import Path
 
 from esper.karn.run import read_rows
 from esper.kasmina.network_file import network_state, save
-from esper.leyline.errors import InterruptedRunError
-from esper.leyline.protocols import Controller
-from esper.leyline.rows import EpochRow
+from esper.leyline import Controller, EpochRow, InterruptedRunError
 from esper.nissa.writer import RunWriter
 from esper.run.factories import build_controller, build_vector, describe_run, one_thread
 from esper.run.row_sink import RowSink

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from esper.leyline import ActionSpace, Controller
-from esper.leyline.rows import RunRow
+from esper.leyline import ActionSpace, Controller, RunRow
 from esper.run.provenance import run_row
 from esper.run.run_config import RunConfig
 from esper.simic.config import TrainingConfig

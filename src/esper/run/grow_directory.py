@@ -15,9 +15,7 @@ import torch
 from esper.files.row_files import RowMark
 from esper.karn.run import read_rows
 from esper.kasmina.network_file import save
-from esper.leyline.errors import EsperError, RunDirectoryError
-from esper.leyline.protocols import EventSink
-from esper.leyline.rows import RunRow
+from esper.leyline import EsperError, EventSink, RunDirectoryError, RunRow
 from esper.nissa.writer import RunWriter
 from esper.run.provenance import changed_settings, run_row
 from esper.run.row_sink import RowSink

@@ -10,8 +10,7 @@ from esper.files.atomic_write import SaveError, write_durably
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import LOCK_FILE
 from esper.karn.run import read_rows
-from esper.leyline.errors import RunDirectoryError
-from esper.leyline.rows import RunRow
+from esper.leyline import RunDirectoryError, RunRow
 from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.run.factories import describe_run, one_thread, preset_of

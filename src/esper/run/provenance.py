@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from esper.leyline import HEAD_NAMES, OP_NAMES, STAGE_NAMES, ActionSpace
-from esper.leyline.rows import SCHEMA_VERSION, RunRow
+from esper.leyline import HEAD_NAMES, OP_NAMES, SCHEMA_VERSION, STAGE_NAMES, ActionSpace, RunRow
 
 LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors")
 

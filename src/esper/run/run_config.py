@@ -13,8 +13,7 @@ from typing import Annotated, Final, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
-from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.rows import Detail
+from esper.leyline import Detail, EsperError, UnknownNameError
 from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 

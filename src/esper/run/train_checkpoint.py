@@ -15,8 +15,7 @@ import msgspec
 from esper.files.atomic_write import write_durably
 from esper.files.row_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.karn.run import read_rows
-from esper.leyline.errors import UNREADABLE, EsperError, RunDirectoryError
-from esper.leyline.rows import RunRow, UpdateRow
+from esper.leyline import UNREADABLE, EsperError, RunDirectoryError, RunRow, UpdateRow
 from esper.run.provenance import changed_settings
 from esper.run.run_config import checked, read_settings
 from esper.simic.config import TrainingConfig

@@ -9,8 +9,7 @@ from pydantic import BaseModel, Field
 
 from esper.karn.report import render_report
 from esper.karn.run import open_run
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import RunRow
+from esper.leyline import EsperError, RunRow
 from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig

@@ -7,8 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from esper.leyline import NUM_HEADS
-from esper.leyline.rows import Detail
+from esper.leyline import NUM_HEADS, Detail
 from esper.leyline.thresholds import DEFAULT_TARGET_KL
 from esper.simic.rewards.families import FAMILIES, FamilyName
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings

@@ -9,8 +9,7 @@ from pathlib import Path
 import msgspec
 
 from esper.kasmina.compute import ComputeLedger
-from esper.leyline.errors import DivergedError, EsperError
-from esper.leyline.protocols import Controller
+from esper.leyline import Controller, DivergedError, EsperError
 from esper.run.factories import one_thread
 from esper.study.study_config import StudyConfig, controller_of, sizes_of, space_of
 from esper.tamiyo.policy.checkpoint import load_policy

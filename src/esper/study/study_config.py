@@ -9,9 +9,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from esper.leyline.errors import EsperError, UnknownNameError
-from esper.leyline.protocols import Controller
-from esper.leyline.rules import ActionSpace
+from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
 from esper.run.run_config import ConfigError, Settings
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
 from esper.tamiyo.controller_registry import CONTROLLERS, ControllerSettings, make_controller

@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from esper.leyline import (
+from esper.leyline.factored_actions import (
     CANONICAL_ACTION,
     HEADS_OF_OP,
-    ActionSpace,
-    EpochFacts,
+    BoolArray,
     Head,
+    IntArray,
     LifecycleOp,
-    LifecycleRules,
-    SlotTable,
-    Stage,
-    derive_seed,
     head_sizes,
-    legal_slots_by_op,
 )
-from esper.leyline.factored_actions import BoolArray, IntArray
+from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
+from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.signals import EpochFacts
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
+from esper.leyline.stream_seeds import derive_seed
 from esper.tamiyo.schedule import Plan
 
 

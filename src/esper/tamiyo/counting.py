@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from esper.leyline import OP_GERMINATE, ActionSpace, EpochFacts, Head, SlotTable, legal_slots_by_op
-from esper.leyline.protocols import Decisions
+from esper.leyline import OP_GERMINATE, ActionSpace, Decisions, EpochFacts, Head, SlotTable, legal_slots_by_op
 from esper.tamiyo.controllers import wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.trend import per_doubling

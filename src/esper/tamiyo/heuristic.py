@@ -9,21 +9,21 @@ from typing import Final
 
 import numpy as np
 
-from esper.leyline import (
+from esper.leyline.factored_actions import (
     TEMPO_EPOCHS,
-    ActionSpace,
-    EpochFacts,
+    BoolArray,
+    FloatArray,
     Head,
+    IntArray,
     LifecycleOp,
-    LifecycleRules,
-    SlotTable,
-    Stage,
     Tempo,
-    TrainingSignals,
-    legal_slots_by_op,
 )
-from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
+from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
+from esper.leyline.rules import ActionSpace, LifecycleRules
+from esper.leyline.signals import EpochFacts, TrainingSignals
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
 from esper.leyline.thresholds import CONFIDENCE_Z
 from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
 from esper.tamiyo.schedule import blueprint_index

@@ -8,8 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from esper.leyline import ActionSpace
-from esper.leyline.stream_seeds import derive_seed
+from esper.leyline import ActionSpace, derive_seed
 
 GENERATIONS: Final = 4
 PARENTS: Final = 3

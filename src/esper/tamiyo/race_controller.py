@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from esper.leyline import ActionSpace, EpochFacts, Head, LifecycleOp, RaceResult, SlotTable
-from esper.leyline.protocols import Decisions
+from esper.leyline import ActionSpace, Decisions, EpochFacts, Head, LifecycleOp, RaceResult, SlotTable
 from esper.tamiyo.heuristic import keep_or_remove
 from esper.tamiyo.saturation_controller import EVALUATION, planting
 

@@ -9,10 +9,12 @@ from typing import Final
 
 import numpy as np
 
-from esper.leyline import ActionSpace, EpochFacts, Head, LifecycleOp, SlotTable
-from esper.leyline.factored_actions import IntArray
+from esper.leyline.factored_actions import Head, IntArray, LifecycleOp
 from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
+from esper.leyline.rules import ActionSpace
+from esper.leyline.signals import EpochFacts
+from esper.leyline.slot_table import SlotTable
 from esper.tamiyo.controllers import wait_everywhere
 from esper.tamiyo.heuristic import HeuristicSettings, default_rotation, keep_or_remove
 from esper.tamiyo.trend import per_doubling

@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-from esper.leyline import ActionSpace, AlphaTarget, EsperError, Style, Tempo, UnknownNameError
-from esper.leyline.factored_actions import BoolArray
+from esper.leyline import ActionSpace, AlphaTarget, BoolArray, EsperError, Style, Tempo, UnknownNameError
 
 _FORM: Final = "blueprint@slot:step (for example conv_heavy@r0c0:0)"
 _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {

@@ -5,9 +5,8 @@ All state is ``[env]`` or ``[env, 5]``; state of single slots is in the ``SlotTa
 
 import numpy as np
 
-from esper.leyline import OP_GERMINATE, EpochFacts, TrainingSignals
+from esper.leyline import HISTORY_LENGTH, OP_GERMINATE, EpochFacts, TrainingSignals
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
-from esper.leyline.signals import HISTORY_LENGTH
 from esper.leyline.thresholds import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GAIN
 
 

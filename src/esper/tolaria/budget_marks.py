@@ -11,10 +11,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from esper.kasmina.schedules import DECAY_SHARE
-from esper.leyline.errors import EsperError
-from esper.leyline.factored_actions import CANONICAL_ACTION
-from esper.leyline.protocols import Controller
-from esper.leyline.signals import EpochFacts
+from esper.leyline import CANONICAL_ACTION, Controller, EpochFacts, EsperError
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec

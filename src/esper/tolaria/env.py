@@ -19,6 +19,7 @@ from esper.kasmina.governor import Governor
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.recorder import PHASES, Recorder, RowKey
 from esper.kasmina.recovery import ROLLBACK_LIMIT, Recovery
+from esper.leyline import ActionSpace, EnvFacts, SlotTable, Stage, StageMove, legal_slots_by_op
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.factored_actions import (
     CANONICAL_ACTION,
@@ -29,13 +30,7 @@ from esper.leyline.factored_actions import (
     canonicalise,
     check_actions,
 )
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import EventSink, Reward
-from esper.leyline.rows import StageMove
-from esper.leyline.rules import ActionSpace
-from esper.leyline.signals import EnvFacts
-from esper.leyline.slot_table import SlotTable
-from esper.leyline.stages import Stage
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.epoch import EpochTraining, record_gradients

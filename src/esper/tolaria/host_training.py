@@ -19,10 +19,7 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups, clone_tree
 from esper.kasmina.recovery import Recovery
 from esper.kasmina.schedules import DECAY_SHARE, cosine_rate, wsd_factor
-from esper.leyline.errors import HostError, SlotError
-from esper.leyline.rows import StageMove
-from esper.leyline.slot_table import SlotTable
-from esper.leyline.stages import Stage
+from esper.leyline import HostError, SlotError, SlotTable, Stage, StageMove
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.data import Samples
 from esper.tolaria.devices import Amp, WorkQueue

@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 
 from esper.kasmina import lifecycle
-from esper.leyline.factored_actions import BLEND_IDS
-from esper.leyline.stages import Stage
+from esper.leyline import BLEND_IDS, Stage
 from esper.tolaria.env import MorphEnv
 
 

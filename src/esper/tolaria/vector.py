@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from esper.kasmina.recovery import ROLLBACK_LIMIT
-from esper.leyline.factored_actions import IntArray
-from esper.leyline.protocols import EventSink, PolicyOutput
-from esper.leyline.rules import ActionSpace
-from esper.leyline.signals import EnvFacts, EpochFacts
-from esper.leyline.slot_table import SlotTable
+from esper.leyline import ActionSpace, EnvFacts, EpochFacts, EventSink, IntArray, PolicyOutput, SlotTable
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode_report import EpisodeReport

@@ -17,8 +17,7 @@ from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.questions.overview import overview
 from esper.karn.run import Run
 from esper.karn.run_result import Result, compare, differences, flat, result
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import EpisodeRow, RunRow
+from esper.leyline import EpisodeRow, EsperError, RunRow
 
 MOST_DIARIES: Final = 10
 """Largest number of episodes whose narrative a report contains; a training reports only its best episode."""

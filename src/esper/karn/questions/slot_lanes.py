@@ -20,8 +20,7 @@ from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey, def
 from esper.karn.questions.series import AxisBin, Series, Values
 from esper.karn.run import Run
 from esper.karn.seed_histories import SeedHistory, grouped, seed_histories
-from esper.leyline.rows import EpochRow, SeedRow, TransitionRow
-from esper.leyline.stages import COOLING_STAGES, FORWARD_STAGES, Stage
+from esper.leyline import COOLING_STAGES, FORWARD_STAGES, EpochRow, SeedRow, Stage, TransitionRow
 
 MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
 """Stages whose transitions are marked in the picture."""

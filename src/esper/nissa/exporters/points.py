@@ -9,9 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
+from esper.leyline import EpisodeRow, EpochRow, EsperError, Row, RunRow, UpdateRow
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import EpisodeRow, EpochRow, Row, RunRow, UpdateRow
 
 STEP_COLUMNS: Final = {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
 """Row types that can be exported, with the column of their step axis."""

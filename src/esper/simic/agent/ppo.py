@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from esper.leyline import HEAD_NAMES, NUM_HEADS
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import known
+from esper.leyline import HEAD_NAMES, NUM_HEADS, EsperError, known
 from esper.simic import diagnostics, losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer

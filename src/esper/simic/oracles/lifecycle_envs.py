@@ -14,13 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.kasmina import actuator
+from esper.leyline import EpochFacts, SlotConfig, SlotTable, Stage, legal_slots_by_op
 from esper.leyline.factored_actions import BLUEPRINT_IDS, BlueprintAction, Head, LifecycleOp, canonicalise
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.leyline.signals import EpochFacts
-from esper.leyline.slot_config import SlotConfig
-from esper.leyline.slot_table import SlotTable
-from esper.leyline.stages import Stage
 from esper.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.tamiyo.policy.observer import Observation, Observer

@@ -9,9 +9,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline import EpochFacts
-from esper.leyline.protocols import PolicyOutput
-from esper.leyline.rows import Row
+from esper.leyline import EpochFacts, PolicyOutput, Row
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.simic.rewards.reward_log import RewardLog

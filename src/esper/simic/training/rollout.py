@@ -7,8 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.leyline import NUM_HEADS
-from esper.leyline.stream_seeds import derive_seed
+from esper.leyline import NUM_HEADS, derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.policy_env import PolicyEnv
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision

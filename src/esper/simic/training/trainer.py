@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.files.atomic_write import write_durably
-from esper.leyline import NUM_OPS, Head, SlotConfig
-from esper.leyline.rows import Row, UpdateRow, known
+from esper.leyline import NUM_OPS, Head, Row, SlotConfig, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from esper.leyline import ActionSpace, EpochFacts, SlotTable
-from esper.leyline.protocols import Decisions, PolicyOutput
+from esper.leyline import ActionSpace, Decisions, EpochFacts, PolicyOutput, SlotTable
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.observer import Observation, Observer
 

@@ -13,10 +13,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline import DEFAULT_GAMMA, NUM_OPS, NUM_STAGES, STYLE_OPERATORS, SlotTable
-from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
-from esper.leyline.slot_table import NEVER
-from esper.leyline.stages import IN_FORWARD, Stage
+from esper.leyline import (
+    DEFAULT_GAMMA,
+    HISTORY_LENGTH,
+    IN_FORWARD,
+    NEVER,
+    NUM_OPS,
+    NUM_STAGES,
+    STYLE_OPERATORS,
+    SlotTable,
+    Stage,
+    TrainingSignals,
+)
 from esper.tamiyo.tracker import loss_slope
 
 BOUND: Final = 2.0

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import SlotConfig, SlotTable
-from esper.leyline.signals import TrainingSignals
+from esper.leyline import SlotConfig, SlotTable, TrainingSignals
 from esper.tamiyo.policy.feature_table import BASE_FEATURES, CONTEXT_FEATURES, SLOT_FEATURES, Array, Shared
 
 BASE_SIZE: Final = sum(len(feature.columns) for feature in BASE_FEATURES)

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from esper.leyline import ActionSpace, EpochFacts, SlotConfig, SlotTable
-from esper.leyline.errors import EsperError
+from esper.leyline import ActionSpace, EpochFacts, EsperError, SlotConfig, SlotTable
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker

@@ -13,9 +13,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from esper.kasmina.hosts import CNNHost, ResidualHost, TransformerHost
 from esper.kasmina.schedules import ScheduleKind
 from esper.kasmina.sites import Site
-from esper.leyline.errors import HostError
-from esper.leyline.rules import LifecycleRules
-from esper.leyline.slot_config import SlotConfig
+from esper.leyline import HostError, LifecycleRules, SlotConfig
 from esper.tolaria.data import Splits
 from esper.tolaria.objective import CLASSIFICATION, Objective
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import check_modes, find_sites
-from esper.leyline.errors import DataError, EsperError, HostError
-from esper.leyline.rules import LifecycleRules
+from esper.leyline import DataError, EsperError, HostError, LifecycleRules
 from esper.tolaria.data import GuardedTest, Samples, Splits, digest_of
 from esper.tolaria.objective import CLASSIFICATION, Objective, regression
 from esper.tolaria.tasks.spec import InstanceDistribution, OptimiserKind, TaskSpec
