@@ -30,23 +30,14 @@ from esper.kasmina.compute import forward_flops
 from esper.kasmina.contributions import Contributions, Evaluate, MetricScorer, measure, record_contributions
 from esper.kasmina.governor import Governor
 from esper.kasmina.recovery import Recovery, UserTraining
-from esper.leyline import (
-    OP_NAMES,
-    OP_WAIT,
-    EnvFacts,
-    EpochFacts,
-    Head,
-    LifecycleRules,
-    RaceResult,
-    SlotTable,
-    Stage,
-    StageMove,
-    canonicalise,
-    check_actions,
-)
 from esper.leyline.errors import BlueprintError, EsperError, HostError
-from esper.leyline.factored_actions import BoolArray
+from esper.leyline.factored_actions import OP_NAMES, OP_WAIT, BoolArray, Head, canonicalise, check_actions
 from esper.leyline.legality import legal_slots_by_op
+from esper.leyline.rows import StageMove
+from esper.leyline.rules import LifecycleRules
+from esper.leyline.signals import EnvFacts, EpochFacts, RaceResult
+from esper.leyline.slot_table import SlotTable
+from esper.leyline.stages import Stage
 from esper.tamiyo.controller_registry import controller_from
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)

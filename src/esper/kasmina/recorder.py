@@ -10,20 +10,8 @@ import numpy as np
 from esper.kasmina.actuator import Outcome
 from esper.kasmina.contributions import Contributions
 from esper.kasmina.recovery import Intervention
-from esper.leyline import EnvFacts, EventSink, PolicyOutput, Reward, SlotTable, freshness
+from esper.leyline import EnvFacts, EventSink, PolicyOutput, Reward, SlotTable, freshness, rows
 from esper.leyline.factored_actions import NUM_OPS, OP_WAIT, BoolArray, FloatArray, Head, IntArray, heads_read
-from esper.leyline.rows import (
-    AlertRow,
-    CounterfactualRow,
-    DecisionRow,
-    EpisodeRow,
-    EpochRow,
-    Row,
-    SeedRow,
-    StageMove,
-    TransitionRow,
-    known,
-)
 
 PHASES: Final = ("act", "train", "measure", "rest")
 
@@ -38,23 +26,23 @@ class RowKey(NamedTuple):
     epoch: int
 
 
-def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:
+def _columns(row: type[rows.Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:
     """Return the columns of ``row`` that occur in ``place`` or ``source``; non-finite values become None."""
-    known_here = {name: known(source[name]) for name in row.__struct_fields__ if name in source}
+    known_here = {name: rows.known(source[name]) for name in row.__struct_fields__ if name in source}
     return known_here | place._asdict()
 
 
 def counterfactual_rows(
     place: RowKey, result: Contributions, in_forward: BoolArray
-) -> Iterator[CounterfactualRow]:
+) -> Iterator[rows.CounterfactualRow]:
     """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` marks active seeds."""
     if not result.slots:
         return
     for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
         on = in_forward.copy()
         on[list(result.slots)] = configuration
-        yield CounterfactualRow(
-            **place._asdict(), on=on.tolist(), score=known(float(score)), loss=float(loss)
+        yield rows.CounterfactualRow(
+            **place._asdict(), on=on.tolist(), score=rows.known(float(score)), loss=float(loss)
         )
 
 
@@ -72,12 +60,12 @@ class Recorder:
         self._key = key
         self.op_counts = [0] * NUM_OPS
         self.refused = 0
-        self._decision: DecisionRow | None = None
+        self._decision: rows.DecisionRow | None = None
 
-    def emit(self, rows: Iterable[Row]) -> None:
+    def emit(self, emitted: Iterable[rows.Row]) -> None:
         """Send rows to the sink, if there is one."""
         if self.sink is not None:
-            for row in rows:
+            for row in emitted:
                 self.sink.emit(row)
 
     def decided(self, action: IntArray, alpha: FloatArray, legal: BoolArray, outcome: Outcome) -> None:
@@ -91,7 +79,7 @@ class Recorder:
         """
         self.op_counts[int(action[Head.OP])] += 1
         self.refused += not outcome.succeeded
-        self._decision = DecisionRow(
+        self._decision = rows.DecisionRow(
             **self._key()._asdict(),
             action=action.tolist(),
             read=heads_read(action[None], alpha)[0].tolist(),
@@ -104,15 +92,18 @@ class Recorder:
     def decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
         """Emit the row of the last decision, with the policy's output and the reward if given."""
         if self._decision is not None:
-            columns = {} if policy is None else known(policy._asdict())
+            columns = {} if policy is None else rows.known(policy._asdict())
             if reward is not None:
-                columns |= {"reward": known(reward.total), "reward_terms": known(dict(reward.terms))}
+                columns |= {
+                    "reward": rows.known(reward.total),
+                    "reward_terms": rows.known(dict(reward.terms)),
+                }
             self.emit([msgspec.structs.replace(self._decision, **columns)])
 
-    def moves(self, moves: Sequence[StageMove], score: float | None) -> None:
+    def moves(self, moves: Sequence[rows.StageMove], score: float | None) -> None:
         """Emit one row per stage move; ``score`` is the last validation score."""
         for move in moves:
-            row = TransitionRow(
+            row = rows.TransitionRow(
                 **self._key()._asdict(),
                 slot=move.slot,
                 seed=move.seed_id,
@@ -124,7 +115,7 @@ class Recorder:
                 gate=move.verdict.gate if move.verdict else None,
                 passed=list(move.verdict.passed) if move.verdict else [],
                 score=score,
-                contribution=known(move.contribution),
+                contribution=rows.known(move.contribution),
                 age=move.age,
             )
             self.emit([row])
@@ -134,14 +125,14 @@ class Recorder:
         for each in interventions:
             self.moves(each.moves, score)
             key = self._key()
-            row = AlertRow(
+            row = rows.AlertRow(
                 **key._asdict(),
                 rule=each.alarm.kind,
                 event="raised",
                 severity="error",
                 scope=f"environment {key.env}",
-                value=known(each.alarm.loss),
-                limit=known(each.alarm.limit),
+                value=rows.known(each.alarm.loss),
+                limit=rows.known(each.alarm.limit),
                 hint=f"the governor {each.answer}",
             )
             self.emit([row])
@@ -162,19 +153,19 @@ class Recorder:
         key, spans = self._key(), {phase: 1000 * span for phase, span in seconds.items()}
         self.emit(counterfactual_rows(key, measured, self._table.in_forward[0]))
         columns |= {"ms": sum(spans.values()), "phase_ms": spans}
-        self.emit([EpochRow(**_columns(EpochRow, key, asdict(facts)), **columns)])
+        self.emit([rows.EpochRow(**_columns(rows.EpochRow, key, asdict(facts)), **columns)])
         for slot in np.flatnonzero(self._table.occupied[0]).tolist():
             values = {name: column[0, slot].item() for name, column in self._table.arrays().items()}
             values |= {"slot": slot, "seed": values["seed_id"], "params": values["seed_params"]}
             values["freshness"] = freshness(values["epochs_since_measured"])
-            self.emit([SeedRow(**_columns(SeedRow, key, values))])
+            self.emit([rows.SeedRow(**_columns(rows.SeedRow, key, values))])
 
     def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:
         """Emit the row of the episode; ``reward`` is its undiscounted return."""
-        row = EpisodeRow(
-            **_columns(EpisodeRow, self._key(), dict(known_columns) | self.state()),
-            total_reward=None if reward is None else known(reward.total),
-            reward_terms=None if reward is None else known(dict(reward.terms)),
+        row = rows.EpisodeRow(
+            **_columns(rows.EpisodeRow, self._key(), dict(known_columns) | self.state()),
+            total_reward=None if reward is None else rows.known(reward.total),
+            reward_terms=None if reward is None else rows.known(dict(reward.terms)),
         )
         self.emit([row])
 

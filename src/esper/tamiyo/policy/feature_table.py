@@ -13,18 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline import (
-    DEFAULT_GAMMA,
-    HISTORY_LENGTH,
-    IN_FORWARD,
-    NEVER,
-    NUM_OPS,
-    NUM_STAGES,
-    STYLE_OPERATORS,
-    SlotTable,
-    Stage,
-    TrainingSignals,
-)
+from esper.leyline.factored_actions import DEFAULT_GAMMA, NUM_OPS, STYLE_OPERATORS
+from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
+from esper.leyline.slot_table import NEVER, SlotTable
+from esper.leyline.stages import IN_FORWARD, NUM_STAGES, Stage
 from esper.tamiyo.tracker import loss_slope
 
 BOUND: Final = 2.0
