@@ -1,4 +1,4 @@
-"""Rows are values; those that tests make up are bent into shape before anybody has seen them."""
+"""Change the columns of telemetry rows in tests; rows are otherwise immutable."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from esper.leyline.rows import Row
 
 
 def change(row: Row, **columns: Any) -> None:
-    """Set columns of a made-up row where it stands."""
+    """Set columns of an immutable row in place."""
     for name, value in columns.items():
         msgspec.structs.force_setattr(row, name, value)

@@ -93,7 +93,7 @@ class PlainLayers(nn.Module):
         return self.head(h + self.second(h))
 
 
-# --- by name ----------------------------------------------------------------------------------
+# --- hosts by name ----------------------------------------------------------------------------
 
 Kind = Literal[
     "images", "images_batch", "plain_images", "tokens", "plain_tokens", "features", "plain_features"
@@ -101,13 +101,13 @@ Kind = Literal[
 
 
 class HostKind(NamedTuple):
-    """Constructor of a host, by the width of its slots."""
+    """Constructors of hosts by name; a constructor takes the width of the slots."""
 
     topology: Topology
     build: Callable[[int], nn.Module]
 
     def sites(self, host: nn.Module) -> Sequence[Site] | None:
-        """Return the sites of a host without segments; None for a host that states its own."""
+        """Return the sites of a host without segments; None for a host that defines its sites."""
         if isinstance(host, Host):
             return None
         return find_sites(host, ["first", "second"], self.sample())

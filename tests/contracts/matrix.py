@@ -31,16 +31,16 @@ from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, V
 from tests.tolaria.building import plant
 
 IMAGES: tuple[Kind, ...] = ("images", "images_batch", "plain_images")
-"""Host kinds of tests that need feature maps only."""
+"""Host kinds for tests that need feature maps."""
 BATCH = 8
 CLIP = 1.0
 SLOT = 0
-"""Slot of the seed; host parameters are on both sides of it."""
+"""Slot that holds the seed; the host has parameters before and after this slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One cell of the matrix."""
+    """One cell of the contract matrix: a blueprint, a blend style and a host."""
 
     blueprint: str
     style: int
@@ -81,13 +81,13 @@ class Trial:
 
     @property
     def seed_weights(self) -> dict[str, Tensor]:
-        """Parameters of seed and gate, by their name within the graft."""
+        """Parameters of seed and gate, by name within the graft."""
         graft = self.model.slot(SLOT).graft
         assert graft is not None
         return dict(graft.named_parameters())
 
     def train(self, steps: int, first: int = 0) -> list[MinibatchResult]:
-        """Train on the batches from number ``first`` on; random draws depend on that number only."""
+        """Train on the batches from number ``first`` on; random draws depend on the batch number only."""
         self.model.train()
         results = []
         for number in range(first, first + steps):
@@ -112,7 +112,7 @@ class Trial:
         return evaluated, trained
 
     def place(self, stage: Stage, alpha: float) -> None:
-        """Put the seed into ``stage`` at ``alpha``, also where the lifecycle never leads to."""
+        """Set stage and alpha of the seed, also to values that no lifecycle reaches."""
         table = self.model.table
         table.stage[0, SLOT] = stage
         table.alpha[0, SLOT] = alpha
@@ -124,7 +124,7 @@ class Trial:
         return {"model": self.model.state(), "groups": self.model.groups.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to the state of a trial with the same host."""
+        """Load a state that was saved from the same host."""
         assert self.model.groups is not None
         self.model.load_state(state["model"])
         self.model.groups.load_state(state["groups"], self.model.seed_parameters)
@@ -156,19 +156,19 @@ class Trial:
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Compare bit for bit; the failure names every tensor that differs."""
+    """Compare two snapshots bit for bit; the failure names every tensor that differs."""
     assert found.keys() == wanted.keys()
     differing = [name for name, value in wanted.items() if not torch.equal(found[name], value)]
     assert not differing, f"differ: {', '.join(differing)}"
 
 
 def restart(rng_seed: int) -> None:
-    """Seed torch's CPU generator; ``torch.manual_seed`` takes 2 ms more for absent devices."""
+    """Seed torch's CPU generator; ``torch.manual_seed`` takes 2 ms longer because it looks for GPUs."""
     torch.default_generator.manual_seed(rng_seed)
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the batch, and over the tokens of a sequence."""
+    """Return the mean cross-entropy over the batch, for sequences over all tokens."""
     if output.ndim == 3:
         output, target = output.flatten(0, 1), target.flatten()
     return F.cross_entropy(output, target)
@@ -178,8 +178,8 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 def batch(number: int, topology: Topology = "feature_map") -> tuple[Tensor, Tensor]:
     """Return inputs and targets of one minibatch that can be learned.
 
-    Images and features are a pattern per class with noise; the class of a token is its sum with the token
-    before it.
+    Images and features are a pattern per class plus noise; the target of a token is the sum of the token and
+    the previous token.
     """
     generator = torch.Generator().manual_seed(number)
     if topology == "tokens":
@@ -211,7 +211,7 @@ def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int =
 
 
 def planted(case: Case, **settings: Any) -> Trial:
-    """Return an untrained host with a new seed of ``case``; ``settings`` are arguments of ``begin``."""
+    """Return an untrained host with a new seed of ``case``; ``settings`` are passed to ``begin``."""
     trial = begin(case.kind, case.width, **settings)
     outcome = germinate(trial.model, case.blueprint, case.style)
     assert outcome.succeeded, outcome
@@ -220,7 +220,7 @@ def planted(case: Case, **settings: Any) -> Trial:
 
 @cache
 def twin_after(kind: Kind, width: int, steps: int) -> dict[str, Tensor]:
-    """Return the snapshot of the same host after ``steps`` minibatches without any seed."""
+    """Return the snapshot of a host without seeds after ``steps`` minibatches."""
     twin = begin(kind, width)
     twin.train(steps)
     return twin.snapshot()
@@ -228,11 +228,11 @@ def twin_after(kind: Kind, width: int, steps: int) -> dict[str, Tensor]:
 
 @cache
 def bare_names(kind: Kind, width: int) -> set[str]:
-    """Return the state-dict keys of the same host without any seed."""
+    """Return the state-dict keys of a host without seeds."""
     return set(begin(kind, width).model.state_dict())
 
 
 @cache
 def twin_outputs(kind: Kind, width: int) -> tuple[Tensor, Tensor]:
-    """Return the outputs of the same untrained host without any seed."""
+    """Return the outputs of an untrained host without seeds."""
     return begin(kind, width).outputs()

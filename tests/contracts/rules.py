@@ -1,4 +1,4 @@
-"""Rules that every seed must keep towards its host, checked in four episodes.
+"""Rules that every seed must follow towards its host, checked in four episodes.
 
 ``check_contract`` runs all episodes of one cell of the matrix and raises where a rule is broken. One episode
 checks many rules in sequence, because building a network takes longer than a check.
@@ -58,7 +58,7 @@ UPSTREAM = ("segments.0.", "embed.", "first.")
 
 @dataclass(slots=True)
 class Episode:
-    """A trial and the number of minibatches that it was trained on."""
+    """Trial and the number of minibatches it was trained on."""
 
     case: Case
     trial: Trial
@@ -74,7 +74,7 @@ class Episode:
 
 
 def check_contract(case: Case, *, alive: bool = True, born_at_zero: bool = True) -> None:
-    """Check every rule in one cell.
+    """Check every rule in one cell of the contract matrix.
 
     Args:
         case: Cell of the matrix.
@@ -84,13 +84,13 @@ def check_contract(case: Case, *, alive: bool = True, born_at_zero: bool = True)
     check_incubation(case, alive=alive)
     check_blending(case, alive=alive, born_at_zero=born_at_zero)
     check_incubation_lowers_the_loss(case)
-    # Two styles with the same operator differ only in the ramp, which no module depends on.
+    # Two blend styles with the same operator differ only in the ramp, and no module depends on the ramp.
     if alive and case.style == STYLE_OPERATORS.index(STYLE_OPERATORS[case.style]):
         check_alive_for_other_rng_seeds(case)
 
 
 def check_incubation(case: Case, *, alive: bool = True) -> None:
-    """Incubate a seed, make it non-finite and prune it: the host never changes."""
+    """Incubate a seed, make the seed non-finite and prune it; check that the host never changes."""
     trial = planted(case)
     episode = Episode(case, trial)
     for stage in (Stage.GERMINATED, Stage.TRAINING):
@@ -108,7 +108,7 @@ def check_incubation(case: Case, *, alive: bool = True) -> None:
 
 
 def check_blending(case: Case, *, alive: bool = True, born_at_zero: bool = True) -> None:
-    """Blend a seed from its birth on, fossilize, harvest, save and load it; prune it in the end."""
+    """Blend, fossilize, harvest, save, load and finally prune a seed, with the checks of each phase."""
     trial = planted(case, training_epochs=0)
     episode = Episode(case, trial)
     assert trial.model.table.stage[0, SLOT] == Stage.BLENDING
@@ -128,12 +128,13 @@ def check_blending(case: Case, *, alive: bool = True, born_at_zero: bool = True)
 
 
 def check_incubation_lowers_the_loss(case: Case) -> None:
-    """Incubate a seed on a host with learning rate 0: blended in afterwards, it lowers the loss."""
+    """Incubate a seed on a host with learning rate 0; check that the blended seed lowers the loss."""
     trial = planted(case)
     trial.optimiser.param_groups[0]["lr"] = 0.0
     for module in trial.model.modules():
         if isinstance(module, nn.Dropout):
-            module.p = 0.0  # the loss under a random mask would not be comparable
+            # Dropout is off, because losses under different random masks are not comparable.
+            module.p = 0.0
     for _ in range(3):
         trial.train(1)
     x, y = batch(0, trial.topology)
@@ -144,15 +145,15 @@ def check_incubation_lowers_the_loss(case: Case) -> None:
 
 
 def check_alive_for_other_rng_seeds(case: Case) -> None:
-    """Check gradients for other initialisations of host and seed, incubating and blended."""
+    """Check gradients of incubating and blended seeds for other initialisations of host and seed."""
     kinds = KINDS_OF[HOSTS[case.kind].topology]
-    # The hosts of a topology share the initialisations; rng seed 0 is used by the other episodes.
+    # All hosts of a topology use the same rng seeds for initialisation; the other episodes use rng seed 0.
     for rng_seed in RNG_SEEDS[1:][kinds.index(case.kind) :: len(kinds)]:
         trial = planted(case, rng_seed=rng_seed)
         born = trial.state()
         for stage in (Stage.TRAINING, Stage.BLENDING):
             if stage is Stage.BLENDING:
-                trial.load_state(born)  # faster than planting again
+                trial.load_state(born)  # Loading a state is faster than planting a seed again.
             dead = dead_at_the_second_backward(trial.model, *batch(0, trial.topology), stage)
             assert not dead, f"dead ({stage.name}, rng seed {rng_seed}): {', '.join(dead)}"
 
@@ -161,14 +162,16 @@ def check_alive_for_other_rng_seeds(case: Case) -> None:
 
 
 def assert_output_unchanged(episode: Episode) -> None:
-    """The output is bit-equal to that of the host without a seed, in eval and in train mode."""
+    """Check that the output is bit-equal to that of the host without a seed, in eval and train mode."""
     wanted = twin_outputs(episode.case.kind, episode.case.width)
     stage = Stage(int(episode.trial.model.table.stage[0, SLOT])).name
     assert all(map(torch.equal, episode.trial.outputs(), wanted)), f"a new seed changes the output in {stage}"
 
 
 def assert_alive(episode: Episode, how: str, *, required: bool = True) -> None:
-    """At the second backward pass every tensor of seed and gate has a gradient above the least norm."""
+    """Check that at the second backward pass every tensor of seed and gate has a gradient norm above a
+    minimum.
+    """
     slot = episode.trial.model.slot(SLOT)
     episode.train(1)
     norms = tensor_norms(slot)
@@ -178,18 +181,18 @@ def assert_alive(episode: Episode, how: str, *, required: bool = True) -> None:
 
 
 def assert_host_unchanged(episode: Episode) -> None:
-    """Weights, buffers, optimiser state and random state of the host equal those of a run without a seed."""
+    """Check that weights, buffers, optimiser and random state of the host equal a run without a seed."""
     assert_same(episode.trial.snapshot(), twin_after(episode.case.kind, episode.case.width, episode.trained))
 
 
 def assert_every_weight_moved(episode: Episode, born: dict[str, Tensor]) -> None:
-    """Training changed every tensor of the seed."""
+    """Check that training changed every tensor of the seed."""
     still = [name for name, weight in episode.trial.seed_weights.items() if torch.equal(weight, born[name])]
     assert not still, f"never moved: {', '.join(still)}"
 
 
 def assert_non_finite_seed_is_harmless(episode: Episode) -> None:
-    """A non-finite weight of an incubating seed is reported and does not change the host."""
+    """Check that a non-finite weight of an incubating seed is reported and does not change the host."""
     names = list(episode.trial.seed_weights)
     for name, value in ((names[0], math.nan), (names[0], math.inf), (names[-1], math.inf)):
         weight = episode.trial.seed_weights[name]
@@ -205,7 +208,7 @@ def assert_non_finite_seed_is_harmless(episode: Episode) -> None:
 
 
 def assert_prune_leaves_nothing(episode: Episode) -> None:
-    """After a prune neither network nor optimiser holds a tensor, group or hook of the seed."""
+    """Check that network and optimiser hold no tensor, group or hook of a pruned seed."""
     trial = episode.trial
     model, slot = trial.model, trial.model.slot(SLOT)
     settle(model, lifecycle.prune(model.table, 0, SLOT, model.rules))
@@ -222,7 +225,7 @@ def assert_prune_leaves_nothing(episode: Episode) -> None:
 
 
 def assert_copies_continue_equally(episode: Episode) -> None:
-    """A pickled or deep copy and a network with the loaded state continue bit-equal to the original."""
+    """Check that pickled, deep-copied and reloaded networks train bit-equal to the original."""
     copies = list(_copies(episode))
     [result] = episode.train(1)
     host, seed = episode.trial.snapshot(), episode.trial.seed_snapshot()
@@ -234,7 +237,7 @@ def assert_copies_continue_equally(episode: Episode) -> None:
 
 
 def _copies(episode: Episode) -> Iterator[Episode]:
-    # Harvesting deep-copies the blended seed, so pickling is checked here.
+    # Pickling is checked in this episode, because harvesting deep-copies the blended seed.
     yield copy.deepcopy(episode) if episode.trial.model.incubating else pickle.loads(pickle.dumps(episode))
     other = begin(episode.case.kind, episode.case.width, rng_seed=1)
     other.load_state(episode.trial.state())
@@ -242,7 +245,7 @@ def _copies(episode: Episode) -> Iterator[Episode]:
 
 
 def assert_gradient_reaches_the_host_upstream(episode: Episode) -> None:
-    """The host before the slot has gradients at every alpha, in every stage of the forward pass."""
+    """Check gradients of the host before the slot at every alpha and every stage in the forward pass."""
     trial = episode.trial
     x, y = batch(2, trial.topology)
     for stage, alpha in (
@@ -267,7 +270,7 @@ def assert_gradient_reaches_the_host_upstream(episode: Episode) -> None:
 
 
 def assert_plain_copies_compute_the_same(episode: Episode) -> None:
-    """The harvested module and the module loaded from a file compute what the network computes."""
+    """Check that the harvested module and the module loaded from a file have the outputs of the network."""
     model = episode.trial.model
     x, _ = batch(3, episode.trial.topology)
     plain = [harvest(model)]
@@ -286,7 +289,7 @@ def assert_plain_copies_compute_the_same(episode: Episode) -> None:
 
 
 def assert_later_tokens_are_hidden(episode: Episode) -> None:
-    """No output of the trained network depends on a later token."""
+    """Check that no output of the trained network depends on a later token."""
     x, _ = batch(2, "tokens")
     assert not sees_later_tokens(episode.trial.model.eval(), x)
 
@@ -313,7 +316,7 @@ def contract(
         Case(name, style, kind, widths[(style + j + k) % len(widths)])
         for (j, name), style, (k, kind) in product(enumerate(names), Style, enumerate(KINDS_OF[topology]))
     ]
-    # Neighbours share a host, whose run without a seed is cached.
+    # Cases with the same host are adjacent, because the host's run without a seed is cached.
     return [
         pytest.param(case, id=str(case)) for case in sorted(cases, key=lambda case: (case.kind, case.width))
     ]

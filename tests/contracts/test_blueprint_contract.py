@@ -1,4 +1,4 @@
-"""The contract matrix for built-in blueprints and those of the examples, and ``check_blueprint``."""
+"""Contract matrix for built-in blueprints and blueprints of the examples, and ``check_blueprint``."""
 
 from itertools import combinations, product
 
@@ -33,7 +33,7 @@ def test_stack_keeps_the_contract_except_zero_at_birth(style: int) -> None:
     check_contract(Case("stack", style, "tokens", 8), born_at_zero=False)
 
 
-def test_matrix_has_every_blueprint_style_and_host_and_every_width_with_each_of_them() -> None:
+def test_contract_matrix_covers_every_blueprint_style_host_and_width() -> None:
     hosts = {
         "feature_map": {"images", "images_batch", "plain_images"},
         "tokens": {"tokens", "plain_tokens"},
@@ -54,7 +54,9 @@ def test_matrix_has_every_blueprint_style_and_host_and_every_width_with_each_of_
 
 
 class Regularised(nn.Sequential):
-    """Batch normalisation and dropout before a last layer of zeros; the layers before it start slowly."""
+    """Seed with batch normalisation and dropout; its last layer starts at zero, so the first layers learn
+    slowly.
+    """
 
     def __init__(self, width: int, bias: bool = False) -> None:
         first, last = nn.Conv2d(width, width, 1, bias=bias), nn.Conv2d(width, width, 1)
@@ -75,8 +77,8 @@ def test_blueprint_with_batch_norm_and_dropout_keeps_the_contract(case: Case) ->
         check_contract(case, alive=False)
 
 
-def test_contract_names_a_tensor_without_gradient() -> None:
-    # A batch norm subtracts the bias of the layer before it, so the gradient of that bias is exactly zero.
+def test_check_contract_error_names_a_tensor_without_gradient() -> None:
+    # Batch norm subtracts the bias of the preceding layer, so the gradient of that bias is exactly zero.
     case = Case("regularised", 0, "images", 8)
     dead = pytest.raises(AssertionError, match=r"dead \(incubating\): seed\.0\.bias")
     with registered("regularised", lambda width: Regularised(width, bias=True)), dead:
@@ -98,7 +100,7 @@ def test_check_blueprint_accepts_built_in_blueprints_and_keeps_the_random_state(
 
 
 class Rectified(nn.Sequential):
-    """A seed that stays zero: no gradient passes a ReLU of zeros."""
+    """Seed whose output stays zero, because a ReLU with input zero has gradient zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(width, width), nn.ReLU())
@@ -107,20 +109,20 @@ class Rectified(nn.Sequential):
 
 
 class Acausal(Mirrored):
-    """A seed whose output at each token depends on all tokens."""
+    """Seed whose output at each token depends on all tokens."""
 
     def __init__(self, width: int) -> None:
         super().__init__(AddMean(), nn.Linear(width, width))
 
 
 class AddMean(nn.Module):
-    """Adds the mean over the tokens."""
+    """Adds the mean over all tokens to the features."""
 
     def forward(self, h: Tensor) -> Tensor:
         return h + h.mean(dim=1, keepdim=True)
 
 
-def test_check_blueprint_names_tensors_without_gradient() -> None:
+def test_check_blueprint_error_names_tensors_without_gradient() -> None:
     sentence = (
         r"blueprint 'odd' is not alive at width 4 \(linear_add, TRAINING\): the second backward gives no"
         r" gradient worth the name to seed\.0\.weight, seed\.0\.bias\. Make it an esper\.kasmina\.Mirrored"

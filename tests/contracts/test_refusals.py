@@ -1,4 +1,4 @@
-"""Refusals of blueprints, slots and names: one sentence each, and nothing has changed afterwards."""
+"""Refused blueprints, slots and names: each raises one sentence and changes nothing."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ Build = Callable[[int], nn.Module]
 
 
 class Odd(nn.Module):
-    """One layer, and a function that does something wrong with it."""
+    """Seed with one layer whose forward pass is a given wrong function."""
 
     def __init__(self, layer: nn.Module, forward: Callable[[nn.Module, Tensor], object]) -> None:
         super().__init__()
@@ -39,17 +39,17 @@ class Odd(nn.Module):
 
 
 def odd(forward: Callable[[nn.Module, Tensor], object]) -> Build:
-    """Return a blueprint of a 1×1 convolution and a wrong ``forward``."""
+    """Return a blueprint of a 1×1 convolution with a wrong ``forward`` function."""
     return lambda width: Odd(nn.Conv2d(width, width, 1), forward)
 
 
 non_zero = odd(lambda layer, h: h + 0 * layer(h))
-"""Returns its input as delta; the features of the check at birth reach from −1 to 1."""
+"""Returns its input as delta; the blueprint check uses features from −1 to 1."""
 undefined = odd(lambda layer, h: 0 * layer(h) / 0)
 two_results = odd(lambda layer, h: (h, h))
 non_zero_in_evaluation = odd(lambda layer, h: layer(h) * (0.0 if layer.training else 1.0))
 overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
-"""Returns a delta of zero, but rectifies the host's features in place."""
+"""Returns a delta of zero, but applies ReLU to the host's features in place."""
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,9 @@ overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
         (lambda width: nn.GroupNorm(3, width), r"'odd' fails on features of shape \(4, 4, 4\): .*divisible"),
     ],
 )
-def test_refused_blueprint_changes_nothing_and_another_seed_can_follow(build: Build, sentence: str) -> None:
+def test_refused_blueprint_changes_nothing_and_another_seed_can_be_planted(
+    build: Build, sentence: str
+) -> None:
     trial = begin("images", 4)
     before = everything(trial)
     with registered("odd", build), pytest.raises(BlueprintError, match=sentence):
@@ -81,7 +83,7 @@ def test_refused_blueprint_changes_nothing_and_another_seed_can_follow(build: Bu
 
 def everything(trial: Trial) -> dict[str, Tensor]:
     """Return weights, optimiser state, slot table, random states and outputs."""
-    # As bytes, because missing measurements are NaN.
+    # States are compared as bytes, because missing measurements are NaN.
     arrays = {name: bytearray(array.tobytes()) for name, array in trial.model.table.arrays().items()}
     table = {f"table.{name}": torch.frombuffer(a, dtype=torch.uint8) for name, a in arrays.items()}
     outputs = dict(zip(("evaluated", "trained"), trial.outputs(), strict=True))
@@ -115,7 +117,7 @@ def test_attention_is_refused_and_nothing_changes_if_its_heads_do_not_divide_the
 
 
 class Widening(Host):
-    """A host for tokens whose slots are six and eight features wide."""
+    """Token host with one slot of width six and one of width eight."""
 
     topology = "tokens"
     feature_shapes = ((5, 6), (5, 8))
@@ -126,7 +128,7 @@ class Widening(Host):
         self.segments = nn.ModuleList(layers)
 
 
-def test_blueprint_is_not_selectable_if_it_fits_no_slot_and_unfit_where_only_another_slot_fits() -> None:
+def test_blueprint_is_selectable_if_it_fits_some_slot_and_refused_in_slots_it_does_not_fit() -> None:
     nowhere = begin("tokens", 6)
     space = nowhere.model.action_space
     names = [space.blueprint_names[index] for index in space.blueprints]
@@ -189,7 +191,7 @@ def test_blueprint_name_is_refused_if_its_topology_has_it_already() -> None:
 
 
 def test_user_blueprints_take_the_free_indices_of_their_topology_until_none_is_left() -> None:
-    # Of 13 indices, feature maps use NOOP, seven for built-in blueprints and one for stack.
+    # Feature maps use nine of 13 blueprint indices: NOOP, seven built-in blueprints and stack.
     with ExitStack() as own:
         for letter in "abcd":
             own.enter_context(registered(letter, non_zero))
@@ -204,7 +206,7 @@ def test_user_blueprints_take_the_free_indices_of_their_topology_until_none_is_l
     assert len(specs_for("feature_map")) == 8
 
 
-def test_built_in_name_gets_its_own_index_when_it_is_registered_again() -> None:
+def test_built_in_blueprint_registered_again_keeps_its_index() -> None:
     built_in = blueprint_named("bottleneck", "feature_map")
     unregister_blueprint("bottleneck", "feature_map")
     try:

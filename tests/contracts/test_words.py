@@ -17,12 +17,12 @@ RETIRED = {
     r"paid|unpaid|bookkeeper|books|standings?": "reward terms, reward log, reward inputs",
     r"siblings?": "(removed)",
 }
-"""Retired words and parts of identifiers, as patterns, with their replacements."""
+"""Patterns of retired words and parts of identifiers, with their replacements."""
 SUCCESSORS = tuple(RETIRED.values())
 ALLOWED = re.compile(
     r"stroke-line(?:cap|join)[=:] ?\\?\"?round|Math\.round|\.round\(|[\"/]decider[\"`]|outlives|adr/[\w-]+"
 )
-"""Names of other projects, and the stream name of the random controller, which fixes its draws."""
+"""Allowed uses of retired words: names of other projects, and the random controller's stream name."""
 SUFFIXES = (".py", ".md", ".js", ".html", ".css", ".j2", ".toml")
 EXEMPT = re.compile(r"^(?:docs/adr/|CHANGELOG|experiments/|tests/contracts/test_words|src/.*/vendor/|\.)")
 WORDS = re.compile(
@@ -43,7 +43,7 @@ def tracked_files() -> list[str]:
 
 def retired_words(text: str) -> list[str]:
     """Return each retired word in ``text`` with its line and its replacement."""
-    # Parts of camel-case names count as words.
+    # Parts of camel-case names are checked as separate words.
     spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "\u200b", ALLOWED.sub("", text))
     return [
         f"{spread.count(chr(10), 0, match.start()) + 1}: {match[0]!r}; say {SUCCESSORS[match.lastindex - 1]}"

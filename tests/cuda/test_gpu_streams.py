@@ -1,4 +1,4 @@
-"""On a GPU: training waits for the device once an epoch, and an environment is what it is alone."""
+"""Training on a GPU synchronises once per epoch; environments on one GPU equal separate runs."""
 
 import numpy as np
 import pytest
@@ -15,8 +15,8 @@ GPU = "cuda:0"
 
 
 @pytest.mark.parametrize("amp", ["off", "bfloat16"])
-def test_no_minibatch_waits_for_the_device(amp: str) -> None:
-    """The scaler of float16 reads whether a gradient overflowed: the one exception."""
+def test_training_of_a_minibatch_does_not_synchronise_with_the_gpu(amp: str) -> None:
+    """Check every precision but float16, whose loss scaler reads an overflow flag from the GPU."""
     task = tiny_task(batches_per_epoch=4)
     env, _ = started(task, compute=Compute(Device(GPU), amp))  # type: ignore[arg-type]
     run(env, {0: plant(1), 3: plant(0, BlueprintAction.ATTENTION)}, until=5)
@@ -31,7 +31,7 @@ def test_no_minibatch_waits_for_the_device(amp: str) -> None:
     assert np.isfinite(env.end_step().train_loss)
 
 
-def test_environments_on_streams_of_their_own_are_what_they_are_alone() -> None:
+def test_environments_on_separate_cuda_streams_equal_separate_runs() -> None:
     def weights(envs: tuple[int, ...]) -> dict[int, object]:
         vector = SerialVector(noisy_task(batches_per_epoch=3), rng_seed=0, env_indices=envs, devices=(GPU,))
         vector.reset()
@@ -43,7 +43,7 @@ def test_environments_on_streams_of_their_own_are_what_they_are_alone() -> None:
     assert weights((0, 1, 2)) == weights((0,)) | weights((1,)) | weights((2,))
 
 
-def test_everything_of_an_environment_is_on_its_device() -> None:
+def test_weights_buffers_and_data_of_an_environment_are_on_its_gpu() -> None:
     env, _ = started(tiny_task(), compute=Compute(Device(GPU)))
     run(env, {0: plant(1)}, until=5)
     tensors = [*env.model.parameters(), *env.model.buffers(), env.host.splits.train.inputs]

@@ -1,4 +1,4 @@
-"""A tiny PPO job on two devices: two GPUs where they are, and anywhere the processor under two names."""
+"""Short PPO training on two devices: two GPUs if there are two, otherwise the CPU under two device names."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +38,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
 
 
 def check_map(directory: Path, devices: Sequence[str], said: str) -> None:
-    """Printed, and stored with the run."""
+    """Check that the device of every environment is printed and stored with the run."""
     [run] = read_rows(directory, RunRow)
     assert run.devices == [devices[env % len(devices)] for env in range(ENVS)]
     assert said == f"esper: {devices[0]} runs environments 0, 2; {devices[1]} runs environments 1, 3\n"
@@ -46,7 +46,9 @@ def check_map(directory: Path, devices: Sequence[str], said: str) -> None:
 
 @pytest.mark.skipif(GPUS < 2, reason=f"two GPUs are needed; there are {GPUS}")
 @pytest.mark.parametrize("amp", ["off", "bfloat16", "float16"])
-def test_a_policy_trains_on_two_gpus(amp: str, world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ppo_training_runs_on_two_gpus_in_every_precision(
+    amp: str, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     devices = ("cuda:0", "cuda:1")
     run = train(world / "run", devices, "--policy-device", "cuda:0", "--amp", amp)
     check_map(run, devices, capsys.readouterr().err)
@@ -57,7 +59,7 @@ def test_a_policy_trains_on_two_gpus(amp: str, world: Path, capsys: pytest.Captu
     assert load_policy(run / "best")
 
 
-def test_on_one_processor_under_two_names_every_bit_is_as_on_one_device(
+def test_training_on_the_cpu_under_two_device_names_is_bit_equal_to_training_on_one_device(
     world: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     both = train(world / "both", ("cpu:0", "cpu:1"), "--policy-device", "cpu:1")

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def features(net: nn.Module, rng_seed: int = 0, samples: int = 512) -> tuple[Tensor, Tensor]:
-    """Return inputs of five numbers, and two sines of their sums as targets."""
+    """Return inputs of five numbers, and as targets two sines of sums of the inputs."""
     x = torch.randn(samples, 5, generator=torch.Generator().manual_seed(rng_seed))
     return x, torch.sin(2 * torch.stack([x[:, :3].sum(1), x[:, 2:].sum(1)], 1))
 

@@ -1,4 +1,4 @@
-"""Small networks as users write them; this file does not import esper."""
+"""Small networks that are written without importing esper, as users write them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -144,7 +144,7 @@ class ViT(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Encoder with a padding mask: torch packs the tokens of a batch in evaluation mode."""
+    """Encoder with a padding mask; torch packs the tokens of a batch in evaluation mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class GPT(nn.Module):
 
 
 class GRUNet(nn.Module):
-    """Regression network with a GRU, which returns a tuple."""
+    """Regression network with a GRU, whose output is a tuple."""
 
     def __init__(self, batch_first: bool = True) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ class DictHead(nn.Module):
 
 
 class DictNet(nn.Module):
-    """Network with dicts as input and output, and a dataclass and a dict inside."""
+    """Network with dicts as input and output, and a dataclass and a dict between its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -288,7 +288,7 @@ class Case(NamedTuple):
     build: Callable[[], nn.Module]
     sample: Callable[[], Any]
     seeds: tuple[tuple[str, str], ...]
-    """Slot and blueprint."""
+    """Slot and blueprint of each planted seed."""
     tensor: Callable[[Any], Tensor] = lambda output: output
 
 

@@ -1,4 +1,4 @@
-"""``esper.diagnose``: unchanged inputs, verdicts, limits, and the report."""
+"""``esper.diagnose`` leaves its inputs unchanged, keeps its limits, and reports a verdict."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from tests.growth.diagnosed import Net, features, loaders
 
 
 def everything(net: nn.Module, optimizer: Any, train: Any) -> dict[str, Any]:
-    """Return everything that a diagnosis could change, as values that compare by equality."""
+    """Return everything that a diagnosis could change, in a form that ``==`` compares."""
     return {
         "weights": {name: value.tolist() for name, value in net.state_dict().items()},
         "gradients": {name: p.grad is None or p.grad.tolist() for name, p in net.named_parameters()},
@@ -87,7 +87,7 @@ def test_same_network_and_data_give_the_same_diagnosis() -> None:
     assert first.control == second.control
 
 
-# --- what is found ------------------------------------------------------------------------------------
+# --- verdicts on trained networks ---------------------------------------------------------------------
 
 
 def linear_but_for_the_head() -> nn.Module:
@@ -117,7 +117,7 @@ def test_verdict_is_grow_at_the_layer_that_is_too_narrow() -> None:
     )
     assert (found.verdict, found.place, found.blueprint) == ("grow", "0", "mlp_small")
     best = found.rows[0]
-    # 16 wide: 2 branches of 16·16 + 16 and 16·16 + 16; two FLOPs for each weight of 2 · 2 · 16².
+    # FLOPs of a seed of width 16: 2 branches with 2 layers of 16² weights, two FLOPs per weight.
     assert (best.parameters, best.flops) == (1088, 2048)
     assert best.gain_per_thousand == pytest.approx(-best.change.mean / 1.088)
 
@@ -131,7 +131,7 @@ def test_verdict_of_a_network_stopped_early_is_train_longer_first() -> None:
     assert found.place is None
 
 
-def test_verdict_is_nowhere_if_only_noise_is_left_to_learn() -> None:
+def test_verdict_is_nowhere_if_the_rest_of_the_loss_is_noise() -> None:
     def noise(_net: Any, rng_seed: int, samples: int = 512) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(rng_seed)
         return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
@@ -170,7 +170,7 @@ def test_dict_batches_are_passed_to_the_loss_unchanged() -> None:
     assert {row.blueprint for row in found.rows} == {"lora", "mlp_small"}
 
 
-# --- the rule -----------------------------------------------------------------------------------------
+# --- rule of the verdict ------------------------------------------------------------------------------
 
 
 def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 100) -> CandidateRow:
@@ -180,16 +180,20 @@ def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 1
 @pytest.mark.parametrize(
     ("best", "control", "verdict"),
     [
-        # The loss is 1, so a change counts from 0.02 on.
+        # The validation loss is 1, so changes of the loss below 0.02 are ignored.
         (row((-0.30, 0.01), (-0.30, 0.01)), (0.0, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.20, 0.01)), (-0.10, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.02, 0.01)), (-0.28, 0.01), "train longer first"),
-        (row((-0.30, 0.01), (-0.04, 0.01)), (-0.26, 0.01), "train longer first"),  # 0.04 < half of 0.26
+        # The seed's gain over the control, 0.04, is less than half of the gain of longer training, 0.26.
+        (row((-0.30, 0.01), (-0.04, 0.01)), (-0.26, 0.01), "train longer first"),
         (row((-0.10, 0.01), (0.30, 0.01)), (-0.40, 0.01), "train longer first"),
-        (row((-0.005, 0.001), (-0.005, 0.001)), (0.0, 0.001), "nowhere"),  # clear, and too little
+        # The decrease of 0.005 exceeds its standard error but not the threshold of 0.02.
+        (row((-0.005, 0.001), (-0.005, 0.001)), (0.0, 0.001), "nowhere"),
         (row((0.2, 0.01), (0.2, 0.01)), (0.1, 0.01), "nowhere"),
-        (row((-0.20, 0.15), (-0.20, 0.15)), (0.0, 0.01), "unclear"),  # 0.20 < 2 · 0.15
-        (row((-0.20, math.nan), (-0.20, math.nan)), (0.0, math.nan), "unclear"),  # one part of data only
+        # The decrease of 0.20 is less than two standard errors of 0.15.
+        (row((-0.20, 0.15), (-0.20, 0.15)), (0.0, 0.01), "unclear"),
+        # One part of validation data gives no standard error.
+        (row((-0.20, math.nan), (-0.20, math.nan)), (0.0, math.nan), "unclear"),
     ],
 )
 def test_verdict_depends_on_change_error_and_control(
@@ -198,7 +202,7 @@ def test_verdict_depends_on_change_error_and_control(
     assert decide(1.0, [best], Paired(*control))[0] == verdict
 
 
-def test_candidate_of_a_later_heat_is_preferred_to_a_better_one_of_an_earlier_heat() -> None:
+def test_candidate_with_most_steps_is_recommended_even_if_another_has_a_larger_gain() -> None:
     long, short = row((-0.3, 0.01), (-0.3, 0.01), 200), row((-0.4, 0.01), (-0.4, 0.01), 50)
     assert decide(1.0, [short, long], Paired(0.0, 0.01))[1] is long
 
@@ -216,7 +220,7 @@ def test_diagnosis_ends_within_its_minutes(minutes: float) -> None:
     assert minutes > 0 or found.verdict == "unclear"
 
 
-# --- bad input ----------------------------------------------------------------------------------------
+# --- refused input ------------------------------------------------------------------------------------
 
 
 def changing(batches: int) -> Iterator[Any]:
@@ -255,7 +259,7 @@ def test_diagnose_refuses_bad_input_with_one_sentence(change: dict[str, Any], se
         diagnose(net, train_loader, val_loader, **given)
 
 
-# --- how it is shown ----------------------------------------------------------------------------------
+# --- text, HTML and JSON ------------------------------------------------------------------------------
 
 
 def shown() -> Diagnosis:
@@ -265,7 +269,7 @@ def shown() -> Diagnosis:
     )
 
 
-def test_text_starts_with_the_verdict_and_has_dashes_for_unknown_values() -> None:
+def test_text_of_a_diagnosis_starts_with_the_verdict_and_has_dashes_for_unknown_values() -> None:
     lines = str(shown()).splitlines()
     assert lines[0] == "Net: grow: lora at here"
     assert lines[4].split()[:2] == ["place", "blueprint"]
@@ -275,27 +279,27 @@ def test_text_starts_with_the_verdict_and_has_dashes_for_unknown_values() -> Non
     assert lines[7].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
 
 
-def test_html_has_every_row_and_escapes_names() -> None:
+def test_html_of_a_diagnosis_has_every_candidate_and_escapes_names() -> None:
     page = shown()._repr_html_()
     assert "&lt;there&gt;" in page
     assert page.count("<tr>") == 4
 
 
-def test_json_has_null_for_unknown_values() -> None:
+def test_json_of_a_diagnosis_has_null_for_unknown_values() -> None:
     read = json.loads(shown().json())
     assert read["control"] == {"mean": -0.001, "error": None}
     assert read["rows"][1]["change"] is None
     assert read["rows"][0]["gain_per_thousand"] == pytest.approx(0.301)
 
 
-def test_parts_of_a_batch_have_its_type_and_keys() -> None:
+def test_split_of_a_batch_keeps_type_and_keys() -> None:
     parts = parts_of({"x": torch.arange(5), "k": 3, "n": [torch.arange(10).view(5, 2)]}, 2)
     assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3, 4]]
     assert [part["n"][0].shape for part in parts] == [(2, 2), (3, 2)]
     assert parts[0]["k"] == 3
 
 
-# --- what follows -------------------------------------------------------------------------------------
+# --- planting after the diagnosis ---------------------------------------------------------------------
 
 
 def test_planted_seed_is_permanent_and_compare_reports_its_gain_with_the_prediction() -> None:
@@ -314,7 +318,7 @@ def test_planted_seed_is_permanent_and_compare_reports_its_gain_with_the_predict
     train_for(net, 200, train.dataset.tensors)  # type: ignore[attr-defined]
     realised = found.compare(net)
     assert realised.predicted == found.rows[0].change
-    # The expected value is the mean over all validation data, without parts.
+    # The expected loss is the mean over the whole validation data, without splitting it into parts.
     mean = F.mse_loss(net(val.dataset.tensors[0]), val.dataset.tensors[1]).item()  # type: ignore[attr-defined]
     assert found.val_loss + realised.realised.mean == pytest.approx(mean, rel=1e-4)
     assert "mlp_small at 0: predicted -" in str(found)

@@ -1,4 +1,4 @@
-"""``Growth.finish``: merged seeds, unchanged parts of the network, checks and refusals."""
+"""``Growth.finish`` merges linear seeds, leaves other parts of the network unchanged, checks the output."""
 
 import copy
 from collections import OrderedDict
@@ -45,7 +45,7 @@ def test_linear_seed_after_a_linear_layer_is_merged_into_its_weight() -> None:
     net = growth.finish()
     assert list(net.state_dict()) == keys
     torch.testing.assert_close(net(x), wanted, rtol=1e-4, atol=1e-5)
-    # Six tensors of three layers: the seed's four are gone from list and state.
+    # Optimiser and state hold the six tensors of three layers; the seed's four tensors are removed.
     assert [len(group["params"]) for group in optimizer.param_groups] == [6]
     assert len(optimizer.state) == 6
 
@@ -102,7 +102,8 @@ def test_finished_network_continues_with_its_optimiser_and_can_grow_again() -> N
     optimizer.step()
     assert not [name for name, p in net.named_parameters() if torch.equal(p, before[name])]
     again = Growth(net, optimizer, sample=x)
-    assert again.slots == ("0", "2")  # the layers, not those within the seed
+    # Layers of the finished network are slots; layers inside the merged seed are not.
+    assert again.slots == ("0", "2")
     again.finish()
     again = planted(net, x, ("1", "lora"))
     wanted = net(x)
@@ -198,7 +199,7 @@ def test_transformers_model_with_seeds_warns_about_save_pretrained() -> None:
         growth.finish()
 
 
-def test_finish_and_growth_after_finish_are_refused() -> None:
+def test_second_finish_and_actions_after_finish_are_refused() -> None:
     growth = planted(mlp(), torch.randn(4, 5), ("1", "mlp"))
     growth.finish()
     for use in (
@@ -211,7 +212,7 @@ def test_finish_and_growth_after_finish_are_refused() -> None:
             use()
 
 
-def test_failed_finish_after_an_error_is_added_to_the_error_as_a_note() -> None:
+def test_error_of_finish_is_added_as_a_note_to_an_earlier_error() -> None:
     def refuse() -> nn.Module:
         raise HostError("it differs")
 

@@ -67,7 +67,8 @@ def test_resumed_training_is_bit_equal_to_an_uninterrupted_one(tmp_path):
 
 
 def test_training_ends_within_one_minibatch_of_its_budget():
-    # 2 · (4 · 8 + 8 · 2) FLOP a sample forward, three times that in training, 16 samples: 4,608 a minibatch.
+    # FLOPs of a minibatch: 2 · (4 · 8 + 8 · 2) per forward pass, times 3 for training, times 16 samples =
+    # 4,608.
     grown = grow(network(), budget=50_000, controller=None, show=lambda _: None)
 
     assert grown.epochs[-1].flops == 11 * 4_608
@@ -142,7 +143,7 @@ def test_grow_starts_from_the_present_learning_rate_and_restores_it():
     optimizer.register_step_post_hook(lambda own, *_: rates.append(own.param_groups[0]["lr"]))
     grow(net, epochs=5, controller=PLAN, optimizer=optimizer, show=lambda _: None)
 
-    # Eight minibatches an epoch; the rate falls in the last of five.
+    # An epoch has eight minibatches; the learning rate falls in the last of five epochs.
     assert rates[:32] == [0.125] * 32
     assert rates[-1] < 0.125
     assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["initial_lr"]) == (0.125, 0.5)
@@ -151,7 +152,7 @@ def test_grow_starts_from_the_present_learning_rate_and_restores_it():
 
 
 def test_summary_reports_parameters_merged_into_weights():
-    # A lora of rank 8 in a slot 8 wide has 2 · 8 · 8 parameters.
+    # A lora seed of rank 8 in a slot of width 8 has 2 · 8 · 8 parameters.
     summary = grow(network(), epochs=3, controller="lora@0:1", show=lambda _: None).summary()
 
     assert "58 → 186, 58 since linear seeds became part of weights" in summary
@@ -184,11 +185,11 @@ def test_ledger_of_a_grown_network_has_flops_by_purpose_and_seconds():
     grown = grow(network(), epochs=3, controller="mlp@0:1", show=lambda _: None)
 
     ledger, flops = grown.ledger, grown.ledger.flops()
-    # 96 FLOP per sample without the seed. The seed has two branches of 8 x 16 and 16 x 8: 1,024 FLOP more.
+    # The network has 96 FLOPs per sample. The seed has two branches of 8 x 16 and 16 x 8: 1,024 more FLOPs.
     assert flops["forward"] == 128 * (96 + 2 * (96 + 1_024))
     assert flops["backward"] == 2 * flops["forward"]
-    # Every epoch is validated on 64 samples. The seed is switched off after epoch 2; the counterfactuals of
-    # the last epoch are not charged.
+    # Every epoch is validated on 64 samples. Without the seed the network is scored after epoch 2 only,
+    # because the counterfactuals of the last epoch are not charged.
     assert flops["validation"] == 64 * (96 + 2 * (96 + 1_024))
     assert flops["counterfactual"] == 64 * (96 + 1_024)
     assert (flops["incubation"], flops["race"]) == (0, 0)

@@ -1,4 +1,4 @@
-"""Races in ``esper.grow``: when they run, their compute, and the seeds that they plant."""
+"""Races in ``esper.grow``: time of a race, its compute, and planted seeds."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from esper.tamiyo.race_controller import is_worthwhile
 
 
 def loader(rng_seed: int, samples: int) -> DataLoader[Any]:
-    """Return batches of eight inputs; the class depends on the absolute value of the first one."""
+    """Return batches with eight inputs per sample; the class depends on the first input's absolute value."""
     own = torch.Generator().manual_seed(rng_seed)
     x = torch.randn(samples, 8, generator=own)
     return DataLoader(TensorDataset(x, (x[:, 0].abs() > 0.67).long()), batch_size=32, shuffle=samples > 999)
@@ -52,7 +52,7 @@ def too_small() -> Grown:
 
 @pytest.fixture(scope="module")
 def sound_pair() -> list[Grown]:
-    """Return the same training with races and without."""
+    """Return two results of the same training, with races and without."""
     return [grow(sound(), epochs=20, controller=controller) for controller in ("auto", None)]
 
 
@@ -61,7 +61,8 @@ def planted(grown: Grown) -> list[str]:
 
 
 def test_network_that_is_too_small_is_grown_after_the_first_race(too_small: Grown) -> None:
-    # 24 wide: 2 branches of 2 · (24 · 24 + 24). The first race comes after a tenth of 40 epochs.
+    # Parameters of the seed at width 24: 2 branches of 2 · (24 · 24 + 24). The first race follows a tenth of
+    # 40 epochs.
     assert planted(too_small)[0].startswith("epoch 4: mlp_small in 0")
     assert planted(too_small)[0].endswith("was planted (2,400 parameters)")
     assert too_small.epochs[-1].val_loss < 0.8 * too_small.epochs[4].val_loss
@@ -91,25 +92,26 @@ class Recording:
         return Decisions(CANONICAL_ACTION[None].copy())
 
 
-def test_any_controller_receives_race_results_if_races_are_on() -> None:
+def test_controller_receives_race_results_if_races_are_on() -> None:
     grown = grow(sound(), epochs=20, controller=Recording, races=True)
 
-    # The race comes after a tenth of the epochs and uses most of the compute for races.
+    # The first race follows a tenth of the epochs and uses most of the compute for races.
     assert [epoch for epoch, race in enumerate(Recording.races, 1) if race is not None] == [2]
     first = Recording.races[1]
     assert first.candidates[0].slot == 0
-    assert first.loss == pytest.approx(grown.epochs[2].val_loss, rel=0.2)  # on a part of the data
+    # The race measures the loss on a part of the validation data.
+    assert first.loss == pytest.approx(grown.epochs[2].val_loss, rel=0.2)
     assert grown.ledger.race > 0
     assert planted(grown) == []
 
 
-def test_other_controllers_receive_no_race_results_by_default() -> None:
+def test_controller_other_than_auto_and_race_receives_no_race_results_by_default() -> None:
     grown = grow(sound(), epochs=2, controller=Recording)
     assert Recording.races == [None, None]
     assert grown.ledger.race == 0
 
 
-def test_adopt_continues_from_weights_and_moments_of_the_control() -> None:
+def test_adopt_loads_weights_and_optimiser_moments_of_the_control() -> None:
     net, batch = sound(), (torch.randn(4, 8), torch.tensor([0, 1, 0, 1]))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     control = Runner.continued(net, optimizer)
@@ -139,7 +141,8 @@ def test_races_are_charged_within_their_share_of_compute(sound_pair: list[Grown]
 
 
 def test_budget_includes_the_compute_of_races() -> None:
-    # 2 · (8 · 64 + 64 · 64 + 64 · 2) FLOP a sample forward, three times that in training, 32 samples.
+    # FLOPs of a minibatch: 2 · (8 · 64 + 64 · 64 + 64 · 2) per forward pass, times 3 for training, times 32
+    # samples.
     minibatch = 3 * 32 * 2 * (8 * 64 + 64 * 64 + 64 * 2)
     asked = grow(sound(), budget=640 * minibatch)
     assert 640 * minibatch <= asked.epochs[-1].flops < 641 * minibatch
@@ -151,11 +154,13 @@ def test_seed_with_more_than_max_params_is_not_raced() -> None:
     assert "nothing was raced: every seed has too many parameters" in grown.summary()
 
 
-def test_training_too_short_for_a_race_reports_it() -> None:
+def test_training_too_short_for_a_race_reports_that_no_race_ran() -> None:
     assert "no race was run to its end" in grow(linear(), epochs=2).summary()
 
 
-def test_resumed_training_with_races_is_bit_equal(tmp_path: Any, too_small: Grown) -> None:
+def test_resumed_training_with_races_is_bit_equal_to_an_uninterrupted_one(
+    tmp_path: Any, too_small: Grown
+) -> None:
     def stop(line: str) -> None:
         if line.startswith("epoch 6:"):
             raise KeyboardInterrupt
@@ -171,17 +176,18 @@ def test_resumed_training_with_races_is_bit_equal(tmp_path: Any, too_small: Grow
 @pytest.mark.parametrize(
     ("lead", "error", "cost", "expected"),
     [
-        # The loss is 0.5: a change counts from 0.005 on, and a doubling of the compute must give as much.
+        # The loss is 0.5, so the seed's lead must reach 0.005, and 0.005 more for each doubling of the
+        # compute.
         (0.006, 0.002, 0.1, True),
         (0.004, 0.001, 0.1, False),
-        (0.006, 0.004, 0.1, False),  # less than two standard errors
+        (0.006, 0.004, 0.1, False),  # The lead is less than two standard errors.
         (0.006, 0.002, 1.0, True),
-        (0.009, 0.002, 3.0, False),  # a step costs four times as much: two doublings
+        (0.009, 0.002, 3.0, False),  # Training costs four times as much, which is two doublings.
         (0.011, 0.002, 3.0, True),
         (-0.1, 0.001, 0.0, False),
     ],
 )
-def test_seed_is_worthwhile_if_its_lead_exceeds_error_and_compute(
+def test_race_winner_is_worthwhile_if_its_lead_exceeds_two_errors_and_a_minimum_per_compute(
     lead: float, error: float, cost: float, expected: bool
 ) -> None:
     winner = RaceCandidate(slot=0, blueprint=1, lead=lead, error=error, cost=cost)
@@ -196,5 +202,5 @@ def test_limit_in_flops_does_not_depend_on_time() -> None:
 
 def test_limit_in_seconds_is_converted_to_flops_by_the_measured_pace() -> None:
     limit = Limit(seconds=1000.0)
-    limit.charge(10.0, seconds=20.0)  # two seconds a FLOP
+    limit.charge(10.0, seconds=20.0)  # The measured pace is two seconds per FLOP.
     assert limit.left == pytest.approx(500.0, rel=0.01)

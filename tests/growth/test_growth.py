@@ -64,7 +64,8 @@ def test_contribution_is_the_difference_of_losses_without_and_with_the_seed_with
     pairs = torch.tensor(losses(net)()) - whole
     assert (event.kind, event.slot, event.blueprint) == ("measured", "2", "mlp")
     assert event.contribution == pytest.approx(pairs.mean().item(), rel=1e-5)
-    assert event.error == pytest.approx((pairs.std() / 2).item(), rel=1e-4)  # four batches
+    # The error of a mean over four batches is the standard deviation divided by 2.
+    assert event.error == pytest.approx((pairs.std() / 2).item(), rel=1e-4)
     assert str(event).startswith(f"epoch 1: mlp in 2 is worth {event.contribution:+.3g} ± {event.error:.2g}")
 
 
@@ -76,7 +77,7 @@ def test_contribution_to_a_single_score_is_positive_and_has_no_error() -> None:
     assert (event.error, event.contribution > 0, "±" in str(event)) == (None, True, False)
 
 
-def test_end_epoch_leaves_modes_weights_and_random_state_as_one_evaluation_does() -> None:
+def test_end_epoch_changes_modes_weights_and_random_state_only_as_one_evaluation_does() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -142,7 +143,7 @@ def test_calibration_recomputes_batch_norm_statistics_and_restores_the_trained_o
         return net.eval()(images).square().mean().item()
 
     def by_hand() -> float:
-        """Return the metric with BatchNorm statistics as a cumulative mean."""
+        """Return a metric for which BatchNorm statistics are a cumulative mean over batches."""
         norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
         net.eval()
         for norm in norms:
@@ -225,7 +226,9 @@ def test_policy_controller_works_on_a_users_network() -> None:
 
 
 def decisions(scores: list[float], **known: Any) -> list[int]:
-    """Return the ops that the default controller chooses for these scores in a network with one free slot."""
+    """Return the actions that the default controller chooses for these scores in a network with one free
+    slot.
+    """
     net, _, growth = started(slots=["2"])
     growth.measure_epoch(losses(net))
     first = growth.facts
@@ -240,7 +243,8 @@ def decisions(scores: list[float], **known: Any) -> list[int]:
 
 
 def test_default_controller_plants_when_progress_levels_off_on_any_scale() -> None:
-    # 1 − 2^−t: after ten epochs the next doubling adds less than a tenth of what the first five did.
+    # The score after epoch t is 1 − 2^−t, so doubling the training from epoch ten on would add less than
+    # a tenth of the gain of the first five epochs.
     rising = [1.0 - 0.5**t for t in range(1, 13)]
     straight = [float(t) for t in range(1, 13)]
     for scale, shift in ((1.0, 0.0), (100.0, -3.0), (1e-3, 7.0)):
@@ -250,7 +254,7 @@ def test_default_controller_plants_when_progress_levels_off_on_any_scale() -> No
         assert LifecycleOp.GERMINATE not in decisions([scale * value + shift for value in straight])
 
 
-def test_default_controller_plants_nothing_too_late_to_be_measured() -> None:
+def test_default_controller_plants_no_seed_if_too_few_epochs_are_left_to_measure_it() -> None:
     assert LifecycleOp.GERMINATE not in decisions([1.0 - 0.5**t for t in range(1, 13)], epochs=12)
 
 
@@ -258,7 +262,7 @@ def test_default_controller_plants_nothing_too_late_to_be_measured() -> None:
 def test_default_controller_keeps_only_seeds_that_helped_and_stops_after_two_failures(
     rise: float, kept: int, planted: int
 ) -> None:
-    """Use a metric of 1 plus ``rise`` for each seed, and 0.5 while a seed is switched off."""
+    """Use a metric that rises by ``rise`` with each seed, and is 0.5 while a seed is switched off."""
     net, optimizer, growth = started(controller="auto", slots=["0", "2"])
     kinds: list[str] = []
     for epoch in range(1, 40):
@@ -273,7 +277,7 @@ def test_default_controller_grows_a_network_that_is_too_small() -> None:
     x, v = torch.randn(256, 2), torch.randn(256, 2)
 
     def labels(points: torch.Tensor) -> torch.Tensor:
-        """Return classes by quadrant and radius, which three ReLUs cannot separate."""
+        """Return points with classes by quadrant and radius, which three ReLUs cannot separate."""
         return (points[:, 0] * points[:, 1] > 0).long() + (points.norm(dim=1) > 1.2).long()
 
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -300,7 +304,8 @@ def test_seed_that_did_not_change_in_an_epoch_raises_a_warning() -> None:
     net, _, growth = started()
     other = torch.optim.SGD(net.parameters(), lr=0.1)
     growth.germinate("2", "mlp")
-    train(net, other)  # Growth holds another optimiser
+    # Growth holds another optimiser than the one that trains the network.
+    train(net, other)
     with pytest.warns(
         GrowthWarning, match="epoch 1: mlp in 2 did not change: no gradient or no optimiser step"
     ):
@@ -324,7 +329,7 @@ def test_nan_metric_and_constant_metric_raise_warnings() -> None:
 def test_constant_metric_at_a_small_learning_rate_raises_no_warning() -> None:
     _, optimizer, growth = started()
     growth.end_epoch(lambda: 0.5)
-    optimizer.param_groups[0]["lr"] = 0.0009  # it was 0.1
+    optimizer.param_groups[0]["lr"] = 0.0009  # The learning rate was 0.1 before.
     for _ in range(6):
         assert growth.end_epoch(lambda: 0.5) == []
 

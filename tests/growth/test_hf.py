@@ -1,4 +1,4 @@
-"""Callback in a real ``transformers.Trainer``: growth, bit-equal resumption, best model at the end."""
+"""Callback in a real ``transformers.Trainer``: growth, bit-equal resumption, loading of the best model."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def callback(**settings) -> GrowthCallback:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Train for three epochs; seeds are planted after the first and after the second."""
+    """Train for three epochs; one seed is planted after the first epoch and one after the second."""
     folder, growing = tmp_path_factory.mktemp("hf"), callback()
     ours = trainer(folder, [growing])
     ours.train()
@@ -65,7 +65,7 @@ def test_seeds_are_planted_in_the_planned_slots_and_trained(trained):
 
     assert growing.growth.slots == ("transformer.h.0", "transformer.h.1")
     assert all(id(p) in optimised for p in model.parameters())
-    # The two branches of a new seed are equal; training makes them differ.
+    # The two branches of a new seed have equal weights; training makes the weights differ.
     seed = model.transformer.h[0].esper_slot.graft.seed
     assert not torch.equal(seed.one[0].weight, seed.other[0].weight)
 
@@ -104,7 +104,8 @@ def test_load_best_model_at_end_restores_weights_and_seeds_of_the_best_checkpoin
 
     assert ours.state.best_model_checkpoint.endswith("checkpoint-4")
     assert sum(".graft.alpha" in name for name in model) == 1
-    assert set(model) - set(best) == {"lm_head.weight"}  # tied
+    # The weight lm_head is tied to the embedding, so it is not saved.
+    assert set(model) - set(best) == {"lm_head.weight"}
     assert all(torch.equal(value, model[name]) for name, value in best.items())
 
 

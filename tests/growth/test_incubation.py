@@ -112,7 +112,7 @@ def test_grow_blends_a_seed_in_after_the_incubation_epochs_and_charges_them() ->
     grown, without = grow("mlp@2:1"), grow(None)
 
     val_losses = [[epoch.val_loss for epoch in each.epochs] for each in (grown, without)]
-    # Planted after epoch 1; the output changes after two more epochs.
+    # The seed is planted after epoch 1; the output of the network changes after two more epochs.
     assert val_losses[0][:4] == val_losses[1][:4]
     assert all(a != b for a, b in zip(val_losses[0][4:], val_losses[1][4:], strict=True))
     assert grown.ledger.incubation > 0

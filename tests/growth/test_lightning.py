@@ -1,4 +1,4 @@
-"""Callback in a real Lightning trainer: growth, bit-equal resumption, refused trainings."""
+"""Callback in a real Lightning trainer: growth, bit-equal resumption, refused settings."""
 
 import pytest
 import torch
@@ -78,13 +78,16 @@ def test_a_resumed_training_ends_with_bit_equal_weights_and_seeds(tmp_path):
     trainer(tmp_path, other).fit(twin, loader(32), loader(16), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert twin.state_dict().keys() == module.state_dict().keys()
     assert all(torch.equal(v, module.state_dict()[name]) for name, v in twin.state_dict().items())
-    torch.testing.assert_close(other.finish()(x), wanted, rtol=1e-4, atol=1e-5)  # the LoRA seed is merged
+    # Merging the LoRA seed changes the rounding of the output.
+    torch.testing.assert_close(other.finish()(x), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("module", "validation", "words"),
     [(Classifier, None, "there is none"), (Silent, loader(16), "returned NoneType")],
 )
-def test_trainings_without_validation_or_without_its_loss_are_refused(tmp_path, module, validation, words):
+def test_training_without_validation_or_without_a_logged_validation_loss_is_refused(
+    tmp_path, module, validation, words
+):
     with pytest.raises(EsperError, match=words):
         trainer(tmp_path, callback(), max_epochs=1).fit(module(), loader(32), validation)

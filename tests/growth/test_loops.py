@@ -1,4 +1,4 @@
-"""Common training loops, in which a seed learns like a layer of a hand-written network."""
+"""Common training loops in which a seed learns like a layer of a hand-written network."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from esper.kasmina import register_blueprint
 from esper.kasmina.blueprints import unregister_blueprint
 
 STEPS, BIRTH = 7, 2
-"""Number of minibatches of a run, and of those before the seed is planted."""
+"""Number of minibatches of a run, and number of minibatches before the seed is planted."""
 
 
 class Drop(nn.Sequential):
@@ -87,7 +87,7 @@ class Loop:
     scale: float = 0.0
     recompute: str = ""
     compile: str = ""
-    """Backend of torch.compile, and whether it is called before or after Growth."""
+    """Backend of torch.compile, and whether the network is compiled before or after Growth is constructed."""
 
 
 def no_decay(net: nn.Module) -> Optimizer:

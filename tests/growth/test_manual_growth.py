@@ -1,4 +1,4 @@
-"""Shapley values on request, and files with a network that is still growing."""
+"""Shapley values on request, and saved files of a network that is still growing."""
 
 import io
 from collections.abc import Callable
@@ -57,7 +57,7 @@ def test_shapley_values_sum_to_the_gain_of_all_seeds_and_are_reported_every_epoc
     assert f"Shapley value {values[0]:+.3g}" in str(events[0])
     assert sum(values) == pytest.approx(gain_of_both_seeds(net, growth), rel=1e-6)
     assert [report.shapley_value for report in growth.reports()] == pytest.approx(values)
-    # With two seeds an interaction is the gain of both minus the gains of each alone.
+    # The interaction of two seeds is their joint gain minus the gain of each seed alone.
     first, second = (report.interaction_sum for report in growth.reports())
     assert first == pytest.approx(second)
     gains = [event.contribution for event in events]
@@ -68,11 +68,12 @@ def test_measure_computes_shapley_values_only_on_request() -> None:
     net, growth = trained()
     events = growth.end_epoch(evaluation(net))
     assert [event.shapley for event in events] == [None, None]
-    assert growth.measure(evaluation(net)) == []  # measured in this epoch already
+    # All seeds were measured in this epoch already.
+    assert growth.measure(evaluation(net)) == []
 
     calls = []
     events = growth.measure(lambda: calls.append(1) or evaluation(net)(), shapley=True)
-    assert len(calls) == 4  # all configurations of two seeds
+    assert len(calls) == 4  # Two seeds have four on/off configurations.
     values = [event.shapley for event in events]
     assert sum(values) == pytest.approx(gain_of_both_seeds(net, growth), rel=1e-6)
     assert [report.shapley_value for report in growth.reports()] == pytest.approx(values)
@@ -126,7 +127,8 @@ def test_saved_growth_is_loaded_as_a_plain_network_with_equal_outputs(name: str,
     assert loaded is base
     assert torch.equal(case.tensor(loaded.eval()(sample)), case.tensor(net.eval()(sample)))
     assert not any("esper" in type(module).__module__ for module in loaded.modules())
-    growth.prune(growth.slots[0])  # the growth continues after save
+    # Seeds can still be pruned after the growth was saved.
+    growth.prune(growth.slots[0])
 
 
 def test_saved_growth_holds_weights_but_neither_sample_nor_optimiser(tmp_path: Path) -> None:
@@ -141,5 +143,5 @@ def test_saved_growth_holds_weights_but_neither_sample_nor_optimiser(tmp_path: P
 
     weights = io.BytesIO()
     torch.save(net.state_dict(), weights)
-    # The names of slots and classes take some hundred bytes; the sample would take 80,000.
+    # Names of slots and classes take some hundred bytes; the sample input would take 80,000 bytes.
     assert (tmp_path / "grown.pt").stat().st_size < weights.tell() + 2_000

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def outputs(net: nn.Module, x: Any) -> list[Tensor]:
-    """Return all output tensors in both modes, with and without grad, under one random state."""
+    """Return all outputs in train and eval mode, with and without grad, under one random state."""
     found = []
     kept = copy.deepcopy(net.state_dict())
     for training in (False, True):
@@ -48,7 +48,7 @@ class Grown(NamedTuple):
     inputs: Any
     bare_keys: list[str]
     attached: bool
-    """Whether outputs and keys with empty slots equal those of the network without slots."""
+    """Whether outputs and state keys with empty slots equal those of the network without slots."""
     moved: dict[str, bool]
     """For each parameter of a seed, whether training changed it."""
     trained: list[Tensor]
@@ -57,7 +57,7 @@ class Grown(NamedTuple):
 
 @cache
 def grown(name: str) -> Grown:
-    """Results of one case, from the network without slots to the finished one."""
+    """Results for one model: without slots, with empty slots, with trained seeds, and finished."""
     case = ALL[name]
     torch.manual_seed(0)
     net, sample, inputs = case.build(), case.sample(), case.sample()
@@ -78,7 +78,8 @@ def grown(name: str) -> Grown:
     moved = {k: not torch.equal(p, born[k]) for k, p in seeds.items()}
     trained = outputs(net, inputs)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GrowthWarning)  # the warning about save_pretrained
+        # The warning about save_pretrained is expected.
+        warnings.simplefilter("ignore", GrowthWarning)
         finished = growth.finish(merge=False)
     assert finished is net
     return Grown(net, inputs, bare_keys, attached, moved, trained, outputs(net, inputs))

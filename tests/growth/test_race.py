@@ -1,4 +1,4 @@
-"""Parts of a race: paired differences, learning rates, the control, first-order scores."""
+"""Parts of a race: paired differences of losses, learning rates, the control, first-order scores."""
 
 import copy
 
@@ -20,18 +20,19 @@ from tests.growth.diagnosed import Net, features, loaders
 
 def test_paired_difference_weights_parts_by_their_samples() -> None:
     probe = Probe([(torch.zeros(1, 1), torch.zeros(1)), (torch.zeros(3, 1), torch.zeros(3))], F.mse_loss)
-    # Differences 4 and 0 with weights 1/4 and 3/4: mean 1, variance 2·(3²/16 + 1²·9/16) = 2.25.
+    # The loss differences 4 and 0 have weights 1/4 and 3/4: the mean is 1, the variance 2·(3²/16 + 1²·9/16) =
+    # 2.25.
     difference = probe.paired(torch.tensor([5.0, 2.0]), torch.tensor([1.0, 2.0]))
     assert difference == pytest.approx((1.0, 1.5))
 
 
-def test_learning_rate_rises_for_a_fifth_of_a_heat_and_falls_to_zero() -> None:
+def test_learning_rate_rises_for_a_fifth_of_a_race_round_and_falls_to_zero() -> None:
     assert [round(share_of_rate(step, 10), 3) for step in range(10)] == [
         0.5, 1.0, 0.889, 0.778, 0.667, 0.556, 0.444, 0.333, 0.222, 0.111,
     ]  # fmt: skip
 
 
-def test_control_makes_as_many_steps_as_the_compute_of_a_candidate_allows() -> None:
+def test_control_takes_as_many_steps_as_the_compute_of_a_candidate_allows() -> None:
     net = Net()
     train, val = loaders(features)
     batches = endless(train, torch.device("cpu"), "train_loader")
@@ -44,7 +45,8 @@ def test_copied_optimiser_with_a_scheduler_steps_the_copied_network() -> None:
     """Copy an optimiser whose ``step`` a scheduler has replaced by a function bound to the original."""
     net = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)  # the rate is 0 now, and was 0.1 at first
+    # The scheduler sets the learning rate to 0; the initial learning rate is 0.1.
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
     before = copy.deepcopy(net.state_dict())
     runner = Runner.continued(net, optimizer)
     runner.step((torch.ones(3, 5), torch.ones(3, 2)), F.mse_loss, 1.0)
@@ -52,7 +54,7 @@ def test_copied_optimiser_with_a_scheduler_steps_the_copied_network() -> None:
     assert not torch.equal(runner.net.weight, net.weight)  # type: ignore[arg-type]
 
 
-def test_joined_seed_learns_together_with_a_copy_of_the_control() -> None:
+def test_seed_joined_to_a_copy_of_the_control_trains_jointly_with_it() -> None:
     torch.manual_seed(0)
     net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
     [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
@@ -88,7 +90,7 @@ def test_first_order_score_is_the_slope_of_the_validation_loss() -> None:
     race.find_candidates(find_sites(race.host, "second", race.training[0][0]), {"features": ["lora"]})
     race.score_first_order()
     [each] = race.candidates
-    # Take a small step against the training gradient and compare the validation losses.
+    # The expected slope comes from a small step against the training gradient and two validation losses.
     graft, step, every = each.graft, 1e-6, max(1, len(race.probe.parts) // 6)
     held = Probe(race.probe.parts[::every], F.mse_loss)
     host = frozen(net).eval()
@@ -116,8 +118,10 @@ def run_race(
     return race
 
 
-@pytest.mark.parametrize("blueprints", [("norm",), ("lora", "mlp_small")], ids=["cheap", "costly"])
-def test_last_heat_trains_the_best_candidates_with_the_network_against_an_equal_compute_control(
+@pytest.mark.parametrize(
+    "blueprints", [("norm",), ("lora", "mlp_small")], ids=["cheap candidates", "expensive candidates"]
+)
+def test_last_round_of_a_race_trains_network_and_candidate_jointly_against_a_control_of_equal_compute(
     blueprints: tuple[str, ...],
 ) -> None:
     race = run_race(torch.optim.Adam, 1e-3, blueprints)
@@ -125,7 +129,8 @@ def test_last_heat_trains_the_best_candidates_with_the_network_against_an_equal_
     assert all(each.runner and each.runner.net is not race.host for each in race.candidates)
     assert all(each.runner is None or each.runner.net is race.host for each in race.out)
     costliest = 1 + max(each.flops for each in race.candidates) / race.host_flops
-    # 30 batches of the first heat, then as many as bring it to its share of 150, at most three for one.
+    # The control trains on 30 batches in the first round, then on up to three batches per candidate step,
+    # until its compute equals 150 steps of the most expensive candidate.
     assert race.controls[0].steps == 30 + int(min(3.0, (150 * costliest - 30) / 120) * 120)
 
 

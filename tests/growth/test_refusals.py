@@ -1,4 +1,4 @@
-"""Refusals of bad input, each with one sentence, before the first step or when a seed is planted."""
+"""Bad input is refused with one sentence, before the first step or when a seed is planted."""
 
 import re
 from typing import Any
@@ -65,7 +65,7 @@ def other_optimiser() -> torch.optim.Optimizer:
 
 
 class ZeroRedundancyOptimizer(torch.optim.SGD):
-    """Stand-in for the optimiser of this name, which needs several processes."""
+    """Stand-in for a torch optimiser of this name that needs several processes."""
 
 
 REFUSALS = {
@@ -191,7 +191,7 @@ def test_refused_network_has_no_slots_and_can_be_grown_afterwards() -> None:
 
 
 class TupleInTraining(nn.Module):
-    """A layer that also returns its input in training mode, as layers with an auxiliary loss do."""
+    """Layer that returns a tuple with its input in training mode, like layers with an auxiliary loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ UNCHANGED = {
 
 
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_refused_growth_leaves_network_optimiser_and_random_state_as_they_were(name: str) -> None:
+def test_refused_growth_leaves_network_optimiser_and_random_state_unchanged(name: str) -> None:
     build, settings, sentence = UNCHANGED[name]
     net = build()
     optimizer = settings.get("optimizer") or torch.optim.Adam(net.parameters())
@@ -272,7 +272,7 @@ def test_second_growth_on_one_network_is_refused() -> None:
 
 
 @pytest.mark.parametrize("made", ["before", "after"])
-def test_update_of_an_average_that_does_not_follow_is_refused_if_the_network_has_a_seed(made: str) -> None:
+def test_update_of_an_average_without_seeds_is_refused_if_the_network_has_a_seed(made: str) -> None:
     net = mlp()
     average = AveragedModel(net) if made == "before" else None
     growth = grow(net)
@@ -283,7 +283,7 @@ def test_update_of_an_average_that_does_not_follow_is_refused_if_the_network_has
         average.update_parameters(net)
 
 
-def test_average_made_before_growth_follows_if_it_is_in_follow() -> None:
+def test_average_made_before_growth_receives_seeds_if_passed_as_follow() -> None:
     net = mlp()
     average = AveragedModel(net)
     growth = grow(net, follow=[average])
@@ -355,7 +355,8 @@ def test_bad_action_by_hand_is_refused_with_one_sentence_and_changes_nothing(nam
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = grow(net, slots=["0", "2"], optimizer=optimizer, max_params=200, controller=None)
-    growth.germinate("2", "lora")  # 2 · (8 · 4 + 4 · 8) = 128 parameters
+    # A lora seed of width 8 has 2 · (8 · 4 + 4 · 8) = 128 parameters.
+    growth.germinate("2", "lora")
     before = torch.get_rng_state()
     keys, held = list(net.state_dict()), len(optimizer.param_groups[0]["params"])
     with pytest.raises(EsperError, match=f"^{re.escape(sentence)}"):
@@ -364,7 +365,7 @@ def test_bad_action_by_hand_is_refused_with_one_sentence_and_changes_nothing(nam
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_state_of_another_class_or_of_other_slots_is_refused() -> None:
+def test_growth_state_of_another_network_class_or_other_slots_is_refused() -> None:
     state = grow(ResNet(), torch.zeros(2, 1, 8, 8), "layer2").state_dict()
     sentence = (
         r"the checkpoint is of a tests\.growth\.models\.ResNet with slots layer2 \(feature_map, 8 wide\)"

@@ -1,4 +1,4 @@
-"""Return to the last good epoch after a divergence, in a user's loop and in ``esper.grow``."""
+"""Rollback to the last good epoch after a divergence, in a user's loop and in ``esper.grow``."""
 
 import copy
 import math
@@ -20,7 +20,7 @@ from tests.growth.models import mlp
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 GOOD_EPOCHS = 6
-"""A snapshot is taken after every third good epoch, so the last one is of epoch 6."""
+"""Number of good epochs. Every third good epoch is saved, so the last snapshot is that of epoch 6."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,11 +75,13 @@ def test_divergence_restores_weights_moments_seeds_and_slot_table_of_the_last_go
     growth.germinate("2", "mlp")
     train_epochs(net, optimizer, growth, 3)
     growth.fossilize("2")
-    train_epochs(net, optimizer, growth, 4)  # snapshots after epoch 4, with the new fossil, and epoch 7
+    # Snapshots are taken after epoch 4, because it has a new fossil, and after epoch 7.
+    train_epochs(net, optimizer, growth, 4)
     weights, moments, table = states(net, optimizer, growth)
-    growth.germinate("0", "lora")  # planted after the snapshot, so the rollback removes it
+    # The seed is planted after the last snapshot, so the rollback removes it.
+    growth.germinate("0", "lora")
     events = []
-    for _ in range(2):  # an alarm needs two bad epochs in a row
+    for _ in range(2):  # The divergence alarm needs two bad epochs in a row.
         train(net, optimizer)
         scale_weights(net, 10.0)
         events += growth.end_epoch(evaluation(net))
@@ -121,7 +123,7 @@ def test_non_finite_metric_is_rolled_back_after_one_epoch() -> None:
     torch.testing.assert_close(net.state_dict(), weights, rtol=0.0, atol=0.0)
 
 
-def test_live_seed_that_causes_the_divergence_is_removed_and_the_host_stays() -> None:
+def test_live_seed_that_causes_the_divergence_is_removed_without_changing_the_host() -> None:
     net, optimizer, growth = started()
     train_epochs(net, optimizer, growth, GOOD_EPOCHS)
     growth.germinate("2", "mlp")
@@ -139,7 +141,7 @@ def test_live_seed_that_causes_the_divergence_is_removed_and_the_host_stays() ->
     assert growth.recovery.rollbacks == 0
 
 
-def test_divergence_stays_without_rollback() -> None:
+def test_diverged_weights_stay_if_rollback_is_off() -> None:
     net, optimizer, growth = started(rollback=False)
     train_epochs(net, optimizer, growth, GOOD_EPOCHS)
     scale_weights(net, 1e3)
@@ -147,7 +149,7 @@ def test_divergence_stays_without_rollback() -> None:
     assert growth.facts.val_loss > 1e3
 
 
-def test_rollbacks_end_at_the_limit() -> None:
+def test_number_of_rollbacks_is_limited() -> None:
     net, optimizer, growth = started()
     train_epochs(net, optimizer, growth, 3)
     for _ in range(ROLLBACK_LIMIT):
@@ -203,7 +205,7 @@ def test_followed_average_returns_to_the_last_good_epoch_too() -> None:
     torch.testing.assert_close(average.module.state_dict(), wanted, rtol=0.0, atol=0.0)
 
 
-def test_growth_resumed_from_a_state_does_not_return_to_the_weights_before_it() -> None:
+def test_rollback_after_resuming_does_not_restore_weights_from_before_the_resume() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train_epochs(net, optimizer, growth, GOOD_EPOCHS)
@@ -228,25 +230,26 @@ def test_growth_resumed_from_a_state_does_not_return_to_the_weights_before_it() 
         warnings.simplefilter("ignore", GrowthWarning)
         broken_events = broken.end_epoch(evaluation(other))
 
-    # The first good epoch after resuming is a snapshot; without one the network stays as it is.
+    # The first good epoch after resuming is saved as a snapshot; without a snapshot there is no rollback.
     assert of_kind(events, "rolled_back") == ["epoch 8: the loss is nan: rolled back to epoch 7"]
     torch.testing.assert_close(net.state_dict(), wanted, rtol=0.0, atol=0.0)
     assert of_kind(broken_events, "rolled_back") == []
     assert len(list(other.parameters())) == 14
 
 
-# --- grow ---------------------------------------------------------------------------------------------------
+# --- rollback in esper.grow ---------------------------------------------------------------------------------
 
 
 class BrokenBatches:
-    """Batches of an epoch; those of one epoch have NaN inputs."""
+    """Loader whose batches in one epoch have NaN inputs."""
 
     def __init__(self, broken_epoch: int) -> None:
         self.broken_epoch = broken_epoch
         self.reads = 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.reads += 1  # the first two reads check the loader and give the sample
+        # The first two passes check the loader and take the sample input.
+        self.reads += 1
         factor = math.nan if self.reads == self.broken_epoch + 2 else 1.0
         return iter([(factor * X[i::4], Y[i::4]) for i in range(4)])
 
@@ -272,7 +275,10 @@ def test_grow_rolls_back_an_epoch_with_a_nan_training_loss_by_default() -> None:
 
 @pytest.mark.parametrize(
     ("broken_epoch", "settings"),
-    [pytest.param(1, {}, id="first epoch"), pytest.param(3, {"rollback": False}, id="no rollback")],
+    [
+        pytest.param(1, {}, id="NaN in the first epoch"),
+        pytest.param(3, {"rollback": False}, id="rollback off"),
+    ],
 )
 def test_grow_raises_for_a_nan_training_loss_that_cannot_be_rolled_back(
     broken_epoch: int, settings: dict[str, Any]

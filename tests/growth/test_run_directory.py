@@ -1,4 +1,4 @@
-"""Run directory of ``grow``: rows, views, and resuming after a kill."""
+"""Run directory of ``esper.grow``: rows, views, and resuming after a kill."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def quiet(_line: str) -> None:
 
 
 def show_and_die(line: str) -> None:
-    """Kill this process before the checkpoint of epoch 3 is written."""
+    """Kill the process before the checkpoint of epoch 3 is written."""
     if line.startswith("epoch 3:"):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -51,7 +51,7 @@ def rows_of(out: Path) -> list[dict[str, object]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Return the folder of two runs: ``whole``, and ``killed`` in its third epoch and resumed."""
+    """Return a folder with two runs: ``whole``, and ``killed``, which was killed in epoch 3 and resumed."""
     folder = tmp_path_factory.mktemp("runs")
     grow(network(), epochs=5, controller=PLAN, show=quiet, out=folder / "whole")
     child = forked(train_and_die, folder / "killed")
@@ -130,8 +130,8 @@ def test_runs_of_a_users_network_are_not_compared_by_unknown_scores(runs):
     assert "episodes cannot be paired, since their data are unknown" in page
 
 
-def test_run_with_a_budget_shows_no_last_epoch(tmp_path):
-    # 4,608 FLOP a minibatch, 8 minibatches an epoch: two and a half epochs.
+def test_run_with_a_flop_budget_shows_no_planned_number_of_epochs(tmp_path):
+    # A minibatch costs 4,608 FLOPs and an epoch has 8 minibatches, so the budget lasts two and a half epochs.
     grow(network(), budget=20 * 4_608, controller=None, show=quiet, out=tmp_path / "run")
     run = open_run(tmp_path / "run")
 
@@ -145,7 +145,7 @@ def test_run_with_a_budget_shows_no_last_epoch(tmp_path):
 def test_resume_with_other_settings_or_without_a_checkpoint_is_refused(runs, tmp_path):
     with pytest.raises(EsperError, match="was begun with epochs=5, and is to go on with 6"):
         grow(network(), epochs=6, controller=PLAN, show=quiet, out=runs / "whole", resume=True)
-    assert open_run(runs / "whole").state == "finished"  # nothing was removed
+    assert open_run(runs / "whole").state == "finished"  # The refused resume removed no file.
     (tmp_path / "telemetry").mkdir()
     with pytest.raises(EsperError, match=r"holds no checkpoint\.pt to resume from; remove what is there"):
         grow(network(), epochs=5, out=tmp_path, resume=True)

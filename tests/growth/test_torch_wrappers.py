@@ -1,4 +1,4 @@
-"""Optimisers, averages, copies, files, processes and compilers of a network that grows."""
+"""Growing networks with wrapped optimisers, averages, copies, files, several processes and compilers."""
 
 import copy
 import os
@@ -38,7 +38,7 @@ def step(net: nn.Module, optimizers: Any, x: torch.Tensor = X) -> None:
 
 
 class Facade:
-    """Wrapper around an optimiser, as accelerate has it."""
+    """Wrapper around an optimiser, like that of accelerate."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -67,7 +67,7 @@ def test_vectors_of_a_seed_join_the_second_optimiser_if_the_first_is_muon() -> N
     born = [p.detach().clone() for p in net[2].esper_slot.parameters()]
     step(net, [muon, adam])
     assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
-    # Three layers and a seed of two branches with two layers each.
+    # The network has three layers; the seed has two branches of two layers each.
     assert [len(o.param_groups[0]["params"]) for o in (muon, adam)] == [3 + 4, 3 + 4]
 
 
@@ -87,10 +87,11 @@ def test_seeds_on_a_frozen_backbone_train_with_the_head() -> None:
     growth.germinate("1", "mlp")
     step(net, optimizer)
     step(net, optimizer)
-    assert growth.end_epoch(lambda: net(X).detach().mean()) != []  # a seed that did not move would raise here
+    # The method end_epoch would warn of a seed whose weights did not change.
+    assert growth.end_epoch(lambda: net(X).detach().mean()) != []
 
 
-def test_pruned_seed_leaves_network_and_optimiser_as_before() -> None:
+def test_network_and_optimiser_after_a_prune_equal_those_before_the_seed() -> None:
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters())
     growth = Growth(net, optimizer, sample=X, slots="2", controller=None)
@@ -103,7 +104,7 @@ def test_pruned_seed_leaves_network_and_optimiser_as_before() -> None:
     assert optimizer.param_groups[0]["params"] is listed
     assert (len(listed), len(optimizer.state), list(net.state_dict())) == (6, 6, keys)
     assert not net[2]._forward_hooks
-    growth.germinate("2", "lora")  # actions by hand have no embargo
+    growth.germinate("2", "lora")  # Actions by hand have no embargo.
 
 
 def test_copied_block_starts_with_the_optimiser_moments_of_its_original() -> None:
@@ -122,7 +123,7 @@ def test_copied_block_starts_with_the_optimiser_moments_of_its_original() -> Non
 # --- averages and copies --------------------------------------------------------------------------------
 
 
-def test_average_made_after_growth_follows_planted_and_pruned_seeds() -> None:
+def test_seeds_are_planted_and_pruned_in_an_average_made_after_growth_too() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
@@ -166,7 +167,7 @@ def test_copy_followed_after_a_seed_was_planted_has_that_seed_and_later_ones(mad
     seeds = [dict(each[2].esper_slot.graft.state_dict()) for each in (module, net)]
     torch.testing.assert_close(*seeds, rtol=0.0, atol=0.0)
     if isinstance(follower, AveragedModel):
-        follower.update_parameters(net)  # the first update copies all weights
+        follower.update_parameters(net)  # The first update of an average copies all weights.
         assert torch.equal(module(X), net(X))
     growth.germinate("1", "lora")
     growth.prune("2")
@@ -222,7 +223,7 @@ def begun() -> tuple[nn.Module, torch.optim.Optimizer, Growth, Any]:
     return net, optimizer, growth, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
 
 
-def test_run_resumed_in_the_middle_of_growth_is_bit_equal(tmp_path: Path) -> None:
+def test_run_resumed_in_the_middle_of_growth_is_bit_equal_to_an_uninterrupted_one(tmp_path: Path) -> None:
     net, optimizer, growth, scheduler = begun()
     said = run(net, optimizer, growth, scheduler, range(12))
     assert any("was planted" in sentence for sentence in said)
@@ -330,7 +331,7 @@ def test_network_is_recompiled_by_inductor_after_a_seed_was_planted() -> None:
         assert found.grad is not None
 
 
-def test_average_by_hand_that_did_not_grow_raises_a_warning_when_it_is_updated() -> None:
+def test_update_of_a_hand_made_average_without_the_seed_raises_a_warning() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None)
@@ -338,7 +339,8 @@ def test_average_by_hand_that_did_not_grow_raises_a_warning_when_it_is_updated()
     growth.germinate("2", "mlp")
     step(net, optimizer)
     events = growth.end_epoch(lambda: 1.0)
-    assert [event.kind for event in events] == ["measured"]  # a copy that is not updated raises no warning
+    # A copy that is not updated raises no warning.
+    assert [event.kind for event in events] == ["measured"]
     growth.germinate("0", "lora")
     step(net, optimizer)
     theirs = dict(net.named_parameters())

@@ -1,6 +1,6 @@
 """Two processes train one network under DistributedDataParallel and grow it between two minibatches.
 
-Run by its test: prints, per process, a digest of all weights and what must be the same in both.
+Each process writes a digest of all weights and the growth events to a file; the test compares the files.
 """
 
 import hashlib
@@ -28,7 +28,8 @@ def work(rank: int, port: str, folder: str) -> None:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     dist.init_process_group("gloo", rank=rank, world_size=2)
     torch.set_num_threads(1)
-    torch.manual_seed(rank)  # first weights, data and the seeds' first weights differ by rank
+    # Initial weights, data and initial weights of seeds differ between the processes.
+    torch.manual_seed(rank)
     net = mlp()
     ddp = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05)
@@ -41,15 +42,17 @@ def work(rank: int, port: str, folder: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step == 5:
-            said += growth.end_epoch(lambda: torch.rand(3).tolist())  # another number in every process
+            # The metric differs between the processes.
+            said += growth.end_epoch(lambda: torch.rand(3).tolist())
         if step == 10:
             said.append(growth.germinate("2", "lora", alpha=0.5))
         if step == 15:
             said += growth.end_epoch(lambda: torch.rand(3).tolist())
-    # "different" is what two independent networks would be.
+    # Two independent networks would have different digests.
     with open(f"{folder}/{rank}", "w") as file:
         file.write("\n".join([digest(net), *(str(event) for event in said)]))
-    dist.barrier()  # the first keeps the store, and must not end while the other still asks it
+    # Process 0 hosts the key-value store of the process group, so it must not end before process 1.
+    dist.barrier()
     dist.destroy_process_group()
 
 

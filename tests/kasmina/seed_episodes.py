@@ -1,4 +1,4 @@
-"""Epochs and actions of a trial, applied in the order that an environment uses, and a seed with dropout."""
+"""Helpers that train a seed epoch by epoch in the order of an environment, and a seed with dropout."""
 
 from torch import Tensor, nn
 
@@ -11,7 +11,7 @@ from tests.tolaria.building import action
 
 
 class DropoutSeed(nn.Sequential):
-    """Dropout and a 1×1 convolution of zeros."""
+    """Seed with dropout and a 1×1 convolution with zero weights."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Dropout(0.5), zero(nn.Conv2d(width, width, 1)))
@@ -26,12 +26,12 @@ def zero(layer: nn.Conv2d) -> nn.Conv2d:
 
 
 def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
-    """Apply one action to one slot; heads that are not given have their canonical value."""
+    """Apply one action to one slot; action heads that are not given have their canonical value."""
     return apply_action(trial.model, action(op, slot, **heads), seed_id=0)
 
 
 def epoch(trial: Trial, x: Tensor, y: Tensor) -> MinibatchResult:
-    """Run an epoch of one minibatch: train, tick, record gradients, advance."""
+    """Run an epoch of one minibatch: train, advance alpha ramps, record gradients, advance stages."""
     trial.model.train()
     result = Learner(trial.model, trial.optimiser, loss, clip=CLIP).run(x, y, measure=True)
     table = trial.model.table

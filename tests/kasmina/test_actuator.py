@@ -1,4 +1,4 @@
-"""Actions that an environment refuses: illegal ones, and values outside of their heads."""
+"""An environment refuses illegal actions and values outside of their action heads."""
 
 import numpy as np
 import pytest

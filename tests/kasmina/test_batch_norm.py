@@ -1,4 +1,4 @@
-"""Batch-normalisation statistics that belong to the network which is scored."""
+"""Every configuration of seeds is scored with batch-normalisation statistics of that configuration."""
 
 import copy
 
@@ -23,7 +23,9 @@ def inputs(count: int, rng_seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def grown() -> MorphogeneticModel:
-    """Return a network with two held seeds, trained statistics, and dropout that must not run in scoring."""
+    """Return a network with two held seeds, trained BatchNorm statistics, and dropout that scoring must
+    disable.
+    """
     torch.manual_seed(0)
     model = MorphogeneticModel(BatchHost(4))
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
@@ -44,7 +46,7 @@ def test_measuring_a_network_with_batch_norm_without_calibration_is_refused() ->
         measured_on(grown(), *inputs(20), (0, 1))
 
 
-def test_every_configuration_is_scored_with_statistics_of_its_own_calibration_pass() -> None:
+def test_every_seed_configuration_is_scored_with_batch_norm_statistics_of_its_own_calibration_pass() -> None:
     model = grown()
     x, y = inputs(60)
     training = inputs(200, rng_seed=1)[0]
@@ -55,7 +57,7 @@ def test_every_configuration_is_scored_with_statistics_of_its_own_calibration_pa
         for layer in expected.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.train()
-                layer.momentum = 1.0  # statistics of the last batch only
+                layer.momentum = 1.0  # With momentum 1 the running statistics are those of the last batch.
         with torch.no_grad(), expected.taking_part(expected.without(*off)):
             expected(training)
             output = expected.eval()(x)
@@ -75,7 +77,7 @@ def test_measuring_keeps_weights_statistics_momentum_modes_and_random_state() ->
     assert not any(module.training for module in model.modules())
 
 
-def test_recalibration_persists_and_uses_at_most_512_inputs() -> None:
+def test_batch_norm_recalibration_persists_and_uses_at_most_512_inputs() -> None:
     model = grown()
     training = inputs(CALIBRATION_SAMPLES + 100)[0]
     before = bits(list(model.buffers()))

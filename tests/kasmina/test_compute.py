@@ -1,4 +1,4 @@
-"""FLOPs of the parts of a network, and the ledger of a training, compared with torch's counter."""
+"""FLOPs of the parts of a network and the compute ledger of a training equal torch's FLOP counter."""
 
 from collections.abc import Mapping
 
@@ -38,24 +38,26 @@ CASES = [
     ({0: HEAVY, 1: DEPTHWISE, 2: LIGHT}, 1),
     ({2: LIGHT}, 2),
 ]
-"""Blueprints by slot, and the slot whose seed incubates; all other seeds are blended."""
+"""Test cases: blueprints by slot, and the slot whose seed incubates; all other seeds are blended."""
 
 
 def test_flops_of_convolutions_equal_values_worked_by_hand() -> None:
-    # A depthwise seed, 4 channels of 8×8, two branches. In each 3×3 per channel: 2·64·9·4 = 4608; 1×1:
-    # 2·64·4·4 = 2048. Forward 2·(4608 + 2048) = 13312. Each gradient costs one forward; without the
-    # gradient of the input, each of the two depthwise layers computes one gradient less.
+    # FLOPs of a depthwise seed on 4 channels of 8×8, with two branches. Depthwise 3×3 layer: 2·64·9·4 = 4608;
+    # 1×1 layer: 2·64·4·4 = 2048; forward pass of the seed: 2·(4608 + 2048) = 13312. Each gradient costs as
+    # much as one forward pass. Without the gradient of the input, each of the two depthwise layers computes
+    # one gradient less.
     seed = blueprint_named("depthwise", "feature_map").build(4)
     assert count_part(seed, (4, 8, 8)) == PartCost(13312, 2 * 13312, 2 * 13312 - 2 * 4608, 13312)
-    # A 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.
+    # FLOPs of a 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.
     assert count_part(cnn((4, 8, 8)).segments[1], (4, 8, 8)) == PartCost(9216, 2 * 9216, 9216, 9216)
 
 
 def test_flops_of_a_token_attention_seed_equal_values_worked_by_hand() -> None:
-    # 6 tokens of width 8, two branches of 2 heads of size 2. In each qkv: 2·6·8·12 = 1152; scores and
-    # weighted values, counted without the causal mask: 2·2·(2·6·6·2) = 576; out: 2·6·4·8 = 384.
-    # Each gradient of a matrix costs one forward. The backward of attention recomputes the scores and has
-    # four more products of that size: 5/2 of its forward, for any set of gradients.
+    # FLOPs of an attention seed on 6 tokens of width 8, with two branches of 2 heads of size 2. Per branch,
+    # projection to queries, keys and values: 2·6·8·12 = 1152; scores and weighted values, without the causal
+    # mask: 2·2·(2·6·6·2) = 576; output projection: 2·6·4·8 = 384. Each gradient of a matrix costs as much as
+    # one forward pass. The backward pass of attention recomputes the scores and has four more products of
+    # that size, so it costs 5/2 of its forward pass for any set of gradients.
     qkv, heads, out = 2 * 1152, 2 * 576, 2 * 384
     forward, attended = qkv + heads + out, 5 * heads // 2
     seed = blueprint_named("attention", "tokens").build(8)
@@ -64,7 +66,7 @@ def test_flops_of_a_token_attention_seed_equal_values_worked_by_hand() -> None:
     )
 
 
-def test_counting_does_not_change_statistics_gradients_or_random_state() -> None:
+def test_counting_flops_does_not_change_batch_statistics_gradients_or_random_state() -> None:
     part = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
     state, random_state = bits(part.state_dict()), torch.get_rng_state()
     count_part(part, (4, 8, 8))
@@ -137,8 +139,8 @@ def test_ledger_of_a_validation_equals_the_flops_counted_while_it_runs(switched:
 
 def test_ledger_of_an_episode_equals_the_flops_counted_while_it_runs() -> None:
     env, _ = started(tiny_task(horizon=9))
-    # Before the counter starts: germination runs a new seed once more to count its FLOPs, and incubation is
-    # charged for a gradient that is not computed.
+    # The seed is planted before the counter starts: germination runs a new seed once more to count its FLOPs,
+    # and incubation is charged for a gradient that is not computed.
     for step in (plant(0, HEAVY), plant(2, DEPTHWISE), WAIT):
         env.step(step)
     before = env.host.meter.ledger.total
@@ -154,8 +156,9 @@ def test_flops_of_a_pruned_seed_equal_a_value_worked_by_hand() -> None:
     run(env, {0: plant(2, LIGHT)}, until=3)
     spent = env.host.meter.state()["spent"]
     env.step(action(LifecycleOp.PRUNE, 2))
-    # On the 2×2 map: 3×3 over 4 channels 2·4·9·4·4 = 1152 forward, as much backward, since the input is
-    # detached; the head of 4 inputs and 10 classes 80 forward, 80 backward; 32 samples in each of 3 epochs.
+    # FLOPs of the seed's 3×3 convolution of 4 channels on the 2×2 map: 2·4·9·4·4 = 1152 forward, and 1152
+    # backward because its input is detached. FLOPs of the head with 4 inputs and 10 classes: 80 forward and
+    # 80 backward. The seed trains on 32 samples in each of 3 epochs.
     assert spent == {2: 3 * 32 * (1152 + 1152 + 80 + 80)}
     assert env.host.meter.ledger.pruned_seeds == spent[2] == env.host.meter.ledger.incubation
     assert env.host.meter.state()["spent"] == {}
@@ -166,8 +169,9 @@ def test_blended_seeds_are_charged_for_training_and_for_each_run_in_validation()
     meter.trained(10)
     result = measured_on(meter.model, *digits(7), (0, 2))
     meter.validated(7, result.slots, result.configurations)
-    # Width 2 on 8×8: 2·64·9·2·2 = 4608; width 8 on 2×2: 2·4·9·8·8 = 4608, and a gate of 2·4·8 = 64.
-    # Training costs three forward passes; in validation the second seed runs with the first off and on.
+    # FLOPs of the seed of width 2 on 8×8: 2·64·9·2·2 = 4608; of width 8 on 2×2: 2·4·9·8·8 = 4608, and its
+    # gate 2·4·8 = 64. Training costs three forward passes; in validation the second seed runs twice, with the
+    # first seed off and on.
     assert meter.state()["spent"] == {0: 4608 * (3 * 10 + 7), 2: (4608 + 64) * (3 * 10 + 2 * 7)}
 
 
@@ -185,5 +189,6 @@ class Attending(torch.nn.Module):
 
 
 def test_flops_of_scaled_dot_product_attention_are_counted() -> None:
-    # Four tokens. qkv: 2·4·8·24 = 1536; scores and weighted values: 2·4·4·8 = 256 each.
+    # FLOPs of attention on four tokens: projection to queries, keys and values 2·4·8·24 = 1536; scores
+    # 2·4·4·8 = 256; weighted values 256.
     assert count_part(Attending(), (4, 8)).forward == 1536 + 2 * 256

@@ -1,4 +1,4 @@
-"""Outputs with seeds switched off: prefix sharing equals replay, and the scored network is left as it was."""
+"""Scores with seeds switched off: prefix sharing equals whole forward passes, scoring changes no state."""
 
 from collections.abc import Callable, Sequence
 
@@ -89,12 +89,15 @@ def replay_scorer(model: MorphogeneticModel, x: Tensor, y: Tensor, score: Measur
 @pytest.mark.parametrize(
     ("build", "seeds"), [(cnn, 1), (cnn, 3), (cnn, 4), (cnn, 5), (residual, 3), (gpt, 3)]
 )
-def test_prefix_sharing_and_replay_measure_the_same(build: Callable[[], Host], seeds: int) -> None:
+def test_scores_by_prefix_sharing_equal_scores_by_whole_forward_passes(
+    build: Callable[[], Host], seeds: int
+) -> None:
     model = grown(build, seeds)
     x, y, objective = samples(model)
 
     def scores(output: Tensor, target: Tensor) -> Tensor:
-        return -objective.sample_losses(output, target)  # unlike the accuracy, different for every output
+        # Losses differ for every output; accuracies may be equal for different outputs.
+        return -objective.sample_losses(output, target)
 
     slots = tuple(range(seeds))
     shared, replayed = (
@@ -108,7 +111,7 @@ def test_prefix_sharing_and_replay_measure_the_same(build: Callable[[], Host], s
 
 
 def assert_different(found: Contributions, seeds: int) -> None:
-    """Check that every seed changes the scores; otherwise scorers that switch nothing would agree."""
+    """Check that every seed changes the scores; otherwise a scorer that ignores seeds would pass the test."""
     assert len(np.unique(found.scores)) == len(found.configurations)
     assert len(found.configurations) == 2**seeds or seeds > 4
     assert (found.error > 1e-3).all()
@@ -118,11 +121,11 @@ def generator(rng_seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(rng_seed)
 
 
-# --- the network that is scored -----------------------------------------------------------------------
+# --- state of the scored network ----------------------------------------------------------------------
 
 
 def scored(trial: Trial, slots: tuple[int, ...]) -> Contributions:
-    """Measure the contributions of ``slots``; with training inputs where the network has batch norm."""
+    """Measure the contributions of ``slots``; networks with batch norm are calibrated on training inputs."""
     x, y = batch(5)
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in trial.model.modules())
     scorer = score_samples(
@@ -143,7 +146,7 @@ def test_score_samples_restores_the_mode_of_every_submodule(kind: Kind, training
     trial.train(1)
     model = trial.model.train(training)
     modules = list(model.modules())
-    # Frozen layers are often in eval mode in a network in train mode, and MC dropout is the reverse.
+    # Users freeze layers by eval mode inside a network in train mode, and MC dropout does the reverse.
     for module in modules[1::2]:
         module.training = not training
     wanted = [module.training for module in modules]

@@ -1,4 +1,4 @@
-"""Scores of configurations of seeds, and contributions, Shapley values and interactions from them."""
+"""Scores of on/off configurations of seeds, and contributions, Shapley values and interactions."""
 
 from collections.abc import Iterable
 from itertools import permutations
@@ -37,7 +37,7 @@ def sample_scores(model: MorphogeneticModel, x: Tensor, y: Tensor, off: set[int]
 
 
 def joined(outputs: Iterable[ConfigurationOutput], count: int) -> list[Tensor]:
-    """Return the whole output of each configuration; check that every sample occurs once and in order."""
+    """Return the output of each configuration; check that every sample occurs once and in order."""
     parts: list[list[Tensor]] = [[] for _ in range(count)]
     reached = [0] * count
     for row, samples, output in outputs:
@@ -56,12 +56,12 @@ def assert_prefix_tree_equals_plain_forward(model: MorphogeneticModel, slots: tu
     for output, on in zip(outputs, choices, strict=True):
         off = {slot for slot, flag in zip(slots, on, strict=True) if not flag}
         assert (output - plain_output(model, x, off)).abs().max() <= 1e-6
-    # Without this check a tree that switches nothing would pass.
+    # Outputs must differ between configurations; otherwise a scorer that ignores seeds would pass the test.
     assert (outputs[0] - outputs[-1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_prefix_tree_output_of_every_configuration_equals_the_plain_forward(count: int) -> None:
+def test_output_of_every_seed_configuration_equals_a_plain_forward_pass(count: int) -> None:
     host = cnn((2, 4, 8, 8)[:count])
     model, _ = grown_model(dict(enumerate(SEEDS[:count])), host=host, styles=STYLES)
     assert_prefix_tree_equals_plain_forward(model, tuple(range(count)))
@@ -69,7 +69,7 @@ def test_prefix_tree_output_of_every_configuration_equals_the_plain_forward(coun
 
 @pytest.mark.parametrize("slots", [(0,), (1,), (2,), (0, 2), (1, 2)])
 def test_seeds_outside_the_measured_slots_stay_on_in_every_configuration(slots: tuple[int, ...]) -> None:
-    # Of five slots the last two are empty.
+    # Three of the five slots hold a seed; the last two are empty.
     seeds = dict(enumerate(SEEDS[:3]))
     model, _ = grown_model(seeds, host=cnn((2, 4, 8, 8, 8)), styles=STYLES, stage=Stage.FOSSILIZED)
     assert_prefix_tree_equals_plain_forward(model, slots)
@@ -106,7 +106,8 @@ def test_six_seeds_are_measured_by_leave_one_out_and_sampled_orders() -> None:
     full = sample_scores(model, x, y, set())
     alone_off = [sample_scores(model, x, y, {slot}) for slot in slots]
     np.testing.assert_allclose(measured.contribution, [(full - off).mean() for off in alone_off])
-    # Every order goes from all seeds off to all on, so its marginal gains sum to the whole gain.
+    # Every sampled order starts with all seeds off and ends with all on, so its marginal gains sum to the
+    # total gain.
     gain = full.mean() - sample_scores(model, x, y, set(slots)).mean()
     assert measured.shapley.sum() == pytest.approx(gain)
     assert len(measured.configurations) <= count + 8 * (count - 1) + 2, (
@@ -127,7 +128,7 @@ def test_six_seeds_are_measured_by_leave_one_out_and_sampled_orders() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_only_contributions_scores_leave_one_out_and_leaves_shapley_and_interactions_nan() -> None:
+def test_leave_one_out_measurement_leaves_shapley_values_and_interactions_nan() -> None:
     model, _ = grown_model(dict(enumerate(SEEDS[:2])))
     x, y = digits(200)
     measured = measured_on(model, x, y, (0, 1), only_contributions=True)
@@ -141,15 +142,18 @@ def test_only_contributions_scores_leave_one_out_and_leaves_shapley_and_interact
 
 
 def test_attribution_of_two_seeds_equals_values_worked_by_hand() -> None:
-    # Mean scores: none 10, second 20, first 40, both 80.
+    # Mean scores: no seed 10, second seed 20, first seed 40, both seeds 80.
     scores = np.array([[10.0, 10.0], [10.0, 30.0], [40.0, 40.0], [70.0, 90.0]])
     game = attribute((0, 2), every_choice(2), scores, np.zeros(4), [(0, 1), (1, 0)])
     assert game.contribution.tolist() == [80.0 - 20.0, 80.0 - 40.0]
-    # Differences per sample (60, 60) and (30, 50): sd 0 and sqrt(200), divided by sqrt(2 samples).
+    # Score differences per sample are (60, 60) and (30, 50), with standard deviations 0 and √200; the
+    # standard error divides by √2 for two samples.
     np.testing.assert_allclose(game.error, [0.0, 10.0])
-    # First: mean of 40 − 10 (alone) and 80 − 20 (joining); second: mean of 20 − 10 and 80 − 40.
+    # Shapley value of the first seed: mean of 40 − 10 (first seed alone) and 80 − 20 (added to the second).
+    # Shapley value of the second seed: mean of 20 − 10 and 80 − 40.
     assert game.shapley.tolist() == [45.0, 25.0]
-    # 80 − 20 − 40 + 10: together they gain 30 more than the sum of their separate gains.
+    # Interaction of the two seeds: their joint gain exceeds the sum of separate gains by 80 − 20 − 40 + 10 =
+    # 30.
     np.testing.assert_array_equal(game.interactions, [[UNKNOWN, 30.0], [30.0, UNKNOWN]])
     assert game.interaction_sums().tolist() == [30.0, 30.0]
     assert game.strongest_boosts().tolist() == [30.0, 30.0]
@@ -157,12 +161,14 @@ def test_attribution_of_two_seeds_equals_values_worked_by_hand() -> None:
 
 
 def test_attribution_of_three_seeds_equals_values_worked_by_hand() -> None:
-    # Single gains 1, 2 and 4; the first pair gains 12 more, the last pair 6 less; all off scores 5.
+    # The three seeds alone gain 1, 2 and 4; the first pair gains 12 more, the last pair 6 less; without seeds
+    # the score is 5.
     choices = every_choice(3)
     value = 5.0 + choices @ [1.0, 2.0, 4.0] + 12.0 * choices[:, :2].all(1) - 6.0 * choices[:, 1:].all(1)
     orders = list(permutations(range(3)))
     game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(8), orders)
-    # Each seed has half of the gain of its pairs: 1 + 6, 2 + 6 − 3, 4 − 3. The sum is 18 − 5.
+    # Shapley values: own gain plus half of the extra gain of each pair, so 1 + 6, 2 + 6 − 3 and 4 − 3. Their
+    # sum is the total gain 18 − 5.
     np.testing.assert_allclose(game.shapley, [7.0, 5.0, 1.0])
     assert game.score - game.scores[0] == 13.0
     assert game.contribution.tolist() == [13.0, 8.0, -2.0]
@@ -180,11 +186,12 @@ def test_interactions_of_a_single_seed_are_nan() -> None:
 
 
 def test_interaction_sum_is_nan_if_one_pair_was_not_measured() -> None:
-    # Only the configuration with the first and third seed off is missing, and with it their interaction.
+    # The configuration with first and third seed off is not measured, so the interaction of these two seeds
+    # is unknown.
     choices = every_choice(3)[[0, 1, 3, 4, 5, 6, 7]]
     value = np.array([0.0, 3.0, 4.0, 1.0, 6.0, 5.0, 9.0])
     game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(7), [])
-    # Second with first: 9 − 4 − 6 + 3; second with third: 9 − 6 − 5 + 1.
+    # Interaction of second and first seed: 9 − 4 − 6 + 3 = 2; of second and third seed: 9 − 6 − 5 + 1 = −1.
     np.testing.assert_array_equal(game.interaction_sums(), [UNKNOWN, 2.0 - 1.0, UNKNOWN])
     np.testing.assert_array_equal(game.strongest_boosts(), [UNKNOWN, 2.0, UNKNOWN])
 
@@ -228,7 +235,7 @@ def test_scores_of_a_transformer_equal_those_of_plain_forward_passes() -> None:
 
 
 def test_contributions_are_recorded_in_the_table_for_measured_slots_only() -> None:
-    # Mean scores: all off 10, second 20, first 40, both 80; the results are worked by hand above.
+    # Mean scores: no seed 10, second seed 20, first seed 40, both seeds 80.
     scores = np.array([[10.0, 10.0], [10.0, 30.0], [40.0, 40.0], [70.0, 90.0]])
     table = SlotTable.empty(1, 3)
     record_contributions(table, attribute((0, 2), every_choice(2), scores, np.zeros(4), [(0, 1), (1, 0)]))

@@ -1,4 +1,4 @@
-"""Sizes and formulas of the blueprints for feature maps; the contract matrix tests everything else."""
+"""Parameter counts and formulas of the blueprints for feature maps; the contract matrix tests other rules."""
 
 import pytest
 import torch
@@ -18,15 +18,26 @@ def build(name: str, width: int) -> nn.Module:
     ("name", "at_32", "at_4"),
     [
         ("norm", 32, 4),
-        ("attention", 584, 44),  # 2 · (32·4 + 4 + 4·32 + 32); 2 hidden units per branch: 2 · (10 + 12)
-        ("bottleneck", 880, 376),  # 2 · (132 + 148 + 160); 4 hidden channels per branch: 2 · (20 + 148 + 20)
-        ("conv_small", 4224, 80),  # 2 · 2 · (32·32 + 32)
-        ("depthwise", 2752, 120),  # 2 · (32·9 + 32 + 32·32 + 32)
-        ("conv_light", 9248, 148),  # 32·32·9 + 32
-        ("conv_heavy", 36992, 1176),  # 2 · 2 · (32·32·9 + 32); 8 hidden channels: 2 · (296 + 292)
+        # Parameters of attention at width 32: 2 · (32·4 + 4 + 4·32 + 32); at width 4, with 2 hidden units per
+        # branch: 2 · (10 + 12).
+        ("attention", 584, 44),
+        # Parameters of bottleneck at width 32: 2 · (132 + 148 + 160); at width 4, with 4 hidden channels per
+        # branch: 2 · (20 + 148 + 20).
+        ("bottleneck", 880, 376),
+        # Parameters of conv_small at width 32: 2 branches of 2 layers with 32·32 + 32 parameters.
+        ("conv_small", 4224, 80),
+        # Parameters of depthwise at width 32: 2 branches of 32·9 + 32 + 32·32 + 32.
+        ("depthwise", 2752, 120),
+        # Parameters of conv_light at width 32: 32·32·9 + 32.
+        ("conv_light", 9248, 148),
+        # Parameters of conv_heavy at width 32: 2 · 2 · (32·32·9 + 32); at width 4, with 8 hidden channels: 2
+        # · (296 + 292).
+        ("conv_heavy", 36992, 1176),
     ],
 )
-def test_parameter_counts_at_width_32_and_4(name: str, at_32: int, at_4: int) -> None:
+def test_parameter_counts_of_feature_map_blueprints_at_width_32_and_4(
+    name: str, at_32: int, at_4: int
+) -> None:
     sizes = [sum(p.numel() for p in build(name, width).parameters()) for width in (32, 4)]
     assert sizes == [at_32, at_4]
 

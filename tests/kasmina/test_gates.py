@@ -36,14 +36,16 @@ def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) 
         (5, 99, ("slot_known", "blueprint_selectable")),
     ],
 )
-def test_g0_checks_slot_blueprint_and_fit(slot: int, blueprint: int, failed: tuple[str, ...]) -> None:
+def test_gate_g0_requires_a_free_slot_and_a_blueprint_that_fits(
+    slot: int, blueprint: int, failed: tuple[str, ...]
+) -> None:
     verdict = gates.g0_valid(SPACE, slot, blueprint)
     assert (verdict.gate, verdict.failed, verdict.ok) == ("G0", failed, not failed)
     assert set(verdict.passed) == {"slot_known", "blueprint_selectable", "blueprint_fits"} - set(failed)
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_g1_is_open_in_stage_germinated_only(stage: Stage) -> None:
+def test_gate_g1_passes_in_stage_germinated_only(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = stage
     verdict = gates.g1_germinated(table, 0, 0, RULES)
@@ -62,13 +64,15 @@ def test_g1_is_open_in_stage_germinated_only(stage: Stage) -> None:
         (incubated(epochs=0, health=0.0, exploding=True), ("epochs", "health", "not_exploding")),
     ],
 )
-def test_g2_requires_epochs_and_healthy_gradients(table: SlotTable, failed: tuple[str, ...]) -> None:
+def test_gate_g2_requires_incubation_epochs_and_gradients_that_neither_vanish_nor_explode(
+    table: SlotTable, failed: tuple[str, ...]
+) -> None:
     verdict = gates.g2_trained(table, 0, 0, RULES)
     assert (verdict.gate, verdict.failed) == ("G2", failed)
     assert set(verdict.passed) == {"epochs", "health_measured", "health", "not_exploding"} - set(failed)
 
 
-def test_g2_fails_without_measured_gradients_unless_there_is_no_incubation() -> None:
+def test_gate_g2_fails_without_measured_gradients_unless_incubation_has_0_epochs() -> None:
     table = SlotTable.empty(1, 1)
     table.epochs_in_stage[0, 0] = 9
     verdict = gates.g2_trained(table, 0, 0, RULES)
@@ -86,7 +90,7 @@ def test_g2_fails_without_measured_gradients_unless_there_is_no_incubation() -> 
         (0.5, 0, ("target_full", "target_reached")),
     ],
 )
-def test_g3_requires_full_alpha(target: float, elapsed: int, failed: tuple[str, ...]) -> None:
+def test_gate_g3_requires_full_alpha(target: float, elapsed: int, failed: tuple[str, ...]) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.BLENDING
     table.alpha_target[0, 0], table.ramp_epochs[0, 0], table.ramp_elapsed[0, 0] = target, 3, elapsed
@@ -100,13 +104,14 @@ def test_g3_requires_full_alpha(target: float, elapsed: int, failed: tuple[str, 
         (-3.0, 0.0, True, (), ("contribution_lower_bound",)),
         (math.nan, 0.0, True, ("contribution_measured",), UNMEASURED),
         (9.0, 0.0, False, ("weights_finite",), ("weights_finite",)),
-        (2.96, 1.0, True, (), ()),  # 2.96 − 1.96 = 1
+        # Lower bound of the contribution 2.96 with standard error 1: 2.96 − 1.96 = 1, the required minimum.
+        (2.96, 1.0, True, (), ()),
         (2.95, 1.0, True, (), ("contribution_lower_bound",)),
         (1.0, 0.0, True, (), ()),
         (5.0, math.nan, True, (), ("contribution_lower_bound",)),
     ],
 )
-def test_g5_requires_finite_weights_and_a_contribution_and_if_strict_its_lower_bound(
+def test_gate_g5_requires_finite_weights_and_a_measured_contribution_and_if_strict_its_lower_bound(
     contribution: float, error: float, finite: bool, failed: Checks, failed_if_strict: Checks
 ) -> None:
     table = SlotTable.empty(1, 1)

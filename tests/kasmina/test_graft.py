@@ -12,7 +12,7 @@ DELTA = torch.tensor([[[[0.5, 0.5]]]])
 
 
 class Constant(nn.Module):
-    """A seed with a constant delta."""
+    """Seed that returns a constant delta."""
 
     def __init__(self, delta: Tensor) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Constant(nn.Module):
 
 
 class HalfOpen(nn.Module):
-    """A gate with opening 0.5 everywhere."""
+    """Gate whose opening is 0.5 at every position."""
 
     def forward(self, h: Tensor) -> Tensor:
         return torch.full_like(h[:, :1], 0.5)
@@ -33,18 +33,21 @@ class HalfOpen(nn.Module):
     ("operator", "expected"),
     [
         (BlendOperator.ADD, [0.5, 0.5]),
-        (BlendOperator.MULTIPLY, [0.4621172, -0.9242343]),  # h · tanh(0.5), tanh(0.5) = 0.4621172
+        # The multiply operator changes features h by h · tanh(0.5), with tanh(0.5) = 0.4621172.
+        (BlendOperator.MULTIPLY, [0.4621172, -0.9242343]),
         (BlendOperator.GATE, [0.25, 0.25]),
     ],
 )
-def test_change_of_each_operator_at_full_alpha(operator: BlendOperator, expected: list[float]) -> None:
+def test_blend_operators_at_full_alpha_change_features_as_worked_by_hand(
+    operator: BlendOperator, expected: list[float]
+) -> None:
     change = blend.change(
         operator, H, Constant(DELTA), HalfOpen() if operator is BlendOperator.GATE else None
     )
     torch.testing.assert_close(change, torch.tensor([[[expected]]]))
 
 
-def test_multiplied_change_is_never_larger_than_the_features() -> None:
+def test_multiply_operator_never_changes_features_by_more_than_their_size() -> None:
     change = blend.change(BlendOperator.MULTIPLY, H, Constant(torch.tensor([[[[1e9, -1e9]]]])), None)
     assert change.flatten().tolist() == [1.0, 2.0]
 
@@ -53,7 +56,8 @@ def test_gate_has_one_opening_per_position_and_starts_at_sigmoid_1() -> None:
     gate = blend.Gate(3, "feature_map")
     opening = gate(torch.randn(2, 3, 4, 5))
     assert opening.shape == (2, 1, 4, 5)
-    torch.testing.assert_close(opening, torch.full((2, 1, 4, 5), 0.7310586))  # σ(1)
+    # The initial opening of a gate is sigmoid(1) = 0.7310586.
+    torch.testing.assert_close(opening, torch.full((2, 1, 4, 5), 0.7310586))
     assert blend.Gate(3, "tokens")(torch.randn(2, 7, 3)).shape == (2, 7, 1)
     with pytest.raises(RuntimeError, match="the GATE operator needs a gate module"):
         blend.change(BlendOperator.GATE, H, Constant(DELTA), None)
@@ -61,7 +65,8 @@ def test_gate_has_one_opening_per_position_and_starts_at_sigmoid_1() -> None:
 
 @pytest.mark.parametrize("operator", BlendOperator)
 def test_seed_input_requires_a_gradient_and_the_features_are_unchanged(operator: BlendOperator) -> None:
-    # Otherwise the backward pass of a channels_last group norm crashes the process (torch 2.13).
+    # Without a gradient of the seed's input, the backward pass of a channels_last group norm crashes torch
+    # 2.13.
     seen: list[bool] = []
     seed = nn.Identity()
     seed.register_forward_hook(lambda _seed, args, _delta: seen.append(args[0].requires_grad))

@@ -1,4 +1,4 @@
-"""Training of seeds on the shadow branch: what they learn from, and what they leave unchanged."""
+"""Incubating seeds train on a shadow branch and leave host and random state unchanged."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ SEGMENTED: tuple[Kind, ...] = ("images", "images_batch")
 
 
 class FunctionalDropoutSeed(nn.Module):
-    """A seed that draws random numbers without a dropout module."""
+    """Seed that draws random numbers without a dropout module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -71,7 +71,8 @@ def test_training_pass_keeps_detached_features_of_the_shadow_batch_at_the_slot()
     restart(0)
     trial.model.train()(x)
     kept = trial.model.captured(SLOT)
-    restart(0)  # the host's dropout draws the same mask
+    # Restarting the random state gives the host's dropout the same mask.
+    restart(0)
     assert torch.equal(kept, trial.model.host.segments[0](x)[:50])
     assert not kept.requires_grad
     with pytest.raises(RuntimeError, match="no pass has kept features for slot r0c1"):
@@ -79,7 +80,7 @@ def test_training_pass_keeps_detached_features_of_the_shadow_batch_at_the_slot()
 
 
 class InPlace(Host):
-    """A host that overwrites the features at its slot."""
+    """Host that overwrites the features at its slot in place."""
 
     topology = "features"
     feature_shapes = ((8,),)
@@ -133,7 +134,8 @@ def test_non_finite_running_statistics_of_a_seed_are_reported(kind: Kind, bad: f
 def test_overflowing_gradient_of_a_seed_leaves_the_host_unchanged(kind: Kind) -> None:
     trial = planted(Case("conv_small", 0, kind, 4))
     with torch.no_grad():
-        # Delta and loss stay small; the squared gradient of the first layer overflows float32.
+        # The seed's output and the loss stay small, but the squared gradient of the first layer overflows
+        # float32.
         trial.seed_weights["seed.one.0.weight"].fill_(1e-22)
         trial.seed_weights["seed.one.0.bias"].zero_()
         trial.seed_weights["seed.one.2.weight"].fill_(1e22)
@@ -167,7 +169,7 @@ def test_dropout_of_a_seed_draws_from_the_stream_of_its_slot(kind: Kind, build: 
 
 @host_kinds
 def test_incubating_seed_does_not_change_the_draws_of_a_blended_seed_downstream(kind: Kind) -> None:
-    """The blended seed with dropout also runs in the shadow pass of the incubating one."""
+    """Check a blended seed with dropout that also runs in the shadow pass of an incubating seed."""
 
     def trained(with_neighbour: bool) -> Trial:
         trial = begin(kind, 4, training_epochs=0)
@@ -210,7 +212,7 @@ def test_initial_weights_of_a_seed_are_drawn_from_the_stream_of_its_slot() -> No
 
 
 class Tied(Host):
-    """A host whose embedding is also its output layer and whose middle layer runs twice."""
+    """Host whose embedding is also its output layer and whose middle layer runs twice per forward pass."""
 
     topology = "tokens"
     feature_shapes = ((TOKENS, 8),)
@@ -229,7 +231,7 @@ class Tied(Host):
 
 
 class PlainTied(nn.Module):
-    """The same network without segments."""
+    """Network with the same shared weights, without segments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -271,8 +273,7 @@ def test_shared_weights_of_a_host_are_unchanged_by_incubation_and_stay_shared(
 
 
 class Recurrent(nn.Module):
-    """A network with batch norm, dropout, a GRU and a skip connection, and a buffer that every training
-    pass changes."""
+    """Network with batch norm, dropout, a GRU, a skip connection, and a buffer that changes in training."""
 
     steps: Tensor
 

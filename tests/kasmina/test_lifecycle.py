@@ -1,4 +1,4 @@
-"""The lifecycle of one slot: stages, alpha ramps, embargo, counters and refused moves."""
+"""Lifecycle of one slot: stages, alpha ramps, embargo, counters and refused moves."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ def B(alpha: float) -> Epoch:  # noqa: N802  an entry of a timeline, as T and H
 
 
 class Episode:
-    """One slot and its rules; ``run`` returns stage and alpha of each trained epoch."""
+    """One slot with lifecycle rules; ``run`` returns stage and alpha of each trained epoch."""
 
     def __init__(self, rules: LifecycleRules = RULES, seed: Germination = FAST) -> None:
         self.rules = rules
@@ -69,7 +69,8 @@ class Episode:
         (LifecycleRules(min_training_epochs=0), FAST, [B(1 / 3), B(2 / 3), B(1.0), H]),
         (RULES, FAST._replace(ramp_epochs=5), [T, T, *map(B, (0.2, 0.4, 0.6, 0.8, 1.0)), H]),
         (RULES, FAST._replace(ramp_epochs=8), [T, T, *(B(i / 8) for i in range(1, 9)), H]),
-        # sigmoid of steepness 12 at 1/3: (σ(−2) − σ(−6)) / (σ(6) − σ(−6)) = 0.116731 / 0.995055
+        # Alpha of a sigmoid ramp of steepness 12 at 1/3: (σ(−2) − σ(−6)) / (σ(6) − σ(−6)) = 0.116731 /
+        # 0.995055.
         (RULES, FAST._replace(style=Style.SIGMOID_ADD), [T, T, B(0.1173104), B(0.8826896), B(1.0), H]),
         (RULES, FAST._replace(target=0.5), [T, T, B(1 / 6), B(1 / 3), *[B(0.5)] * 8]),
     ],
@@ -81,7 +82,7 @@ def test_seed_moves_through_its_stages_without_actions(
     assert Episode(rules, seed).run(len(epochs)) == epochs
 
 
-def test_new_alpha_targets_move_a_resting_and_a_held_seed() -> None:
+def test_new_alpha_target_starts_a_ramp_of_a_blending_and_of_a_held_seed() -> None:
     episode = Episode(seed=FAST._replace(target=0.7))
     episode.run(6)
     episode.send(1.0, epochs=3)
@@ -94,7 +95,7 @@ def test_new_alpha_targets_move_a_resting_and_a_held_seed() -> None:
     )
 
 
-def test_target_equal_to_alpha_starts_no_ramp() -> None:
+def test_alpha_target_equal_to_the_present_alpha_starts_no_ramp() -> None:
     for target in (1.0, 0.5):
         episode = Episode(seed=FAST._replace(target=target))
         before = episode.run(6)[-1]
@@ -108,8 +109,9 @@ def test_target_equal_to_alpha_starts_no_ramp() -> None:
     [
         *((FAST, age, 0, [E, E, R, D, D]) for age in (0, 1, 3, 4, 6)),
         (FAST, 6, 3, [B(2 / 3), B(1 / 3), B(0.0), E, E, R, D, D]),
-        (FAST, 1, 8, [E, E, R, D]),  # an incubating seed has alpha 0 and is removed at once
-        # In the middle of its ramp the seed has alpha 1/2 for the next epoch.
+        # An incubating seed has alpha 0, so a prune removes it at once.
+        (FAST, 1, 8, [E, E, R, D]),
+        # A seed pruned in the middle of its ramp has alpha 1/2.
         (FAST._replace(ramp_epochs=8), 5, 5, [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]),
     ],
 )
@@ -164,7 +166,7 @@ def test_incubation_continues_until_gradients_are_measured() -> None:
 # --- moves and counters ---------------------------------------------------------------------------
 
 
-def test_every_legal_move_occurs_in_some_episode() -> None:
+def test_every_legal_stage_move_occurs_in_some_episode() -> None:
     held = Episode()
     held.run(6)
     held.send(0.5, epochs=0)
@@ -198,7 +200,7 @@ VERBS: dict[str, tuple[Callable[[Episode], None], set[Stage]]] = {
 
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize("verb", VERBS)
-def test_illegal_move_is_refused_and_changes_nothing(verb: str, stage: Stage) -> None:
+def test_illegal_stage_move_is_refused_and_changes_nothing(verb: str, stage: Stage) -> None:
     act, allowed = VERBS[verb]
     episode = Episode()
     episode.table.stage[0, 0] = stage
@@ -224,7 +226,7 @@ def test_fossilize_is_refused_with_the_name_of_the_gate_and_permanent_once_it_su
     assert episode.run(9) == [("FOSSILIZED", 1.0)] * 9
 
 
-def test_moves_record_seed_stages_cause_gate_age_and_contribution() -> None:
+def test_stage_moves_record_seed_stages_cause_gate_age_and_contribution() -> None:
     episode = Episode(seed=FAST._replace(seed_id=4, blueprint=7))
     episode.run(6)
     episode.table.record_contribution(0, 0, 2.5, 0.5)
@@ -243,7 +245,7 @@ def test_moves_record_seed_stages_cause_gate_age_and_contribution() -> None:
     assert verdicts == [None, "G1", "G2", "G3", None, None]
 
 
-def test_counters_increase_once_per_epoch_and_restart_with_the_stage() -> None:
+def test_age_counters_increase_once_per_epoch_and_stage_counters_restart_with_the_stage() -> None:
     table = SlotTable.empty(1, 4)
     table.stage[0] = [Stage.TRAINING, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.DORMANT]
     table.epochs_since_measured[0] = [-1, 3, -1, -1]
@@ -259,7 +261,7 @@ def test_counters_increase_once_per_epoch_and_restart_with_the_stage() -> None:
     assert (episode.table.age[0, 0], episode.table.epochs_in_stage[0, 0]) == (3, 1)
 
 
-def test_moves_change_only_their_slot_and_environment() -> None:
+def test_stage_move_changes_only_its_slot_and_environment() -> None:
     table = SlotTable.empty(2, 2)
     lifecycle.germinate(table, 1, 0, FAST, LifecycleRules(min_training_epochs=0))
     for _ in range(3):
@@ -269,7 +271,7 @@ def test_moves_change_only_their_slot_and_environment() -> None:
     assert table.epochs_in_stage.tolist() == [[0, 0], [0, 3]]
 
 
-def test_pruned_slot_equals_an_empty_one() -> None:
+def test_slot_table_after_a_prune_equals_that_of_an_empty_slot() -> None:
     episode = Episode()
     episode.run(6)
     episode.table.record_contribution(0, 0, 2.0, 1.0)

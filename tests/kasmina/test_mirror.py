@@ -1,4 +1,4 @@
-"""``Mirrored`` seeds: two branches whose sum is exactly zero at birth."""
+"""``Mirrored`` seeds have two branches whose initial outputs sum to exactly zero."""
 
 from collections.abc import Callable
 
@@ -28,7 +28,7 @@ def features(width: int, layout: torch.memory_format = torch.contiguous_format) 
 
 @widths
 @pytest.mark.parametrize("build", [mirrored, normalised])
-def test_branches_cancel_exactly_in_train_and_eval_mode_and_both_memory_formats(
+def test_branches_of_a_new_mirrored_seed_cancel_exactly_in_both_modes_and_memory_formats(
     build: Callable[[int], Mirrored], width: int
 ) -> None:
     restart(width)

@@ -1,4 +1,4 @@
-"""The network with slots: participation, table, dtypes, parameter counts, removal and state."""
+"""Network with slots: seeds in the forward pass, slot table, dtypes, parameter counts, removal and state."""
 
 import copy
 import gc
@@ -64,7 +64,7 @@ def full_host(blocks: int, table: SlotTable | None = None) -> MorphogeneticModel
 # --- forward passes ---------------------------------------------------------------------------------
 
 
-def test_pass_without_a_seed_equals_the_pass_of_a_network_whose_seed_was_removed() -> None:
+def test_forward_pass_with_a_seed_switched_off_equals_that_after_removal_of_the_seed() -> None:
     model = full_host(3).eval()
     x = torch.randn(4, 2, 8, 8)
     with_all = model(x)
@@ -88,7 +88,8 @@ def test_segmented_host_can_be_entered_at_a_slot() -> None:
     h = x = torch.randn(4, 2, 8, 8)
     assert model.segments is not None
     with model.taking_part(model.without(0)):
-        h = model.segments[0](x)  # its hook would blend the seed, which the entry does
+        # The slot's hook does not run here; entering at the slot blends the seed.
+        h = model.segments[0](x)
     assert torch.equal(model(h, 0), model(x))
 
 
@@ -167,11 +168,12 @@ def test_seeds_and_alphas_have_the_dtype_of_the_network(kind: Kind) -> None:
 
 def test_count_parameters_separates_host_and_seeds() -> None:
     trial = begin("images", 4)
-    # 3×3 convolutions 2→4 and 4→4 with bias, two norms and a linear layer 4→4
+    # Parameters of the host: 3×3 convolutions 2→4 and 4→4 with bias, two norms and a linear layer 4→4.
     host = (2 * 4 * 9 + 4) + 8 + (4 * 4 * 9 + 4) + 8 + (4 * 4 + 4)
     assert trial.model.count_parameters() == (host, 0)
     germinate(trial.model, "conv_light", Style.GATED_GATE)
-    grown = (4 * 4 * 9 + 4) + 4  # a 3×3 convolution with bias, a gate without
+    # The seed is a 3×3 convolution with bias; its gate has no bias.
+    grown = (4 * 4 * 9 + 4) + 4
     assert trial.model.count_parameters() == (host, grown)
     assert trial.model.table.seed_params[0, SLOT] == grown
     assert len(trial.model.host_parameters()) == 10
@@ -205,7 +207,7 @@ def test_pruned_seed_is_freed_and_the_next_seed_has_new_weights_and_no_optimiser
 
 
 @host_kinds
-def test_load_state_returns_to_the_state_after_seeds_were_pruned_and_planted(kind: Kind) -> None:
+def test_load_state_restores_a_network_whose_seeds_were_pruned_and_planted_since(kind: Kind) -> None:
     trial = begin(kind, 4, training_epochs=0)
     germinate(trial.model, "conv_heavy", 3, slot=0)
     trial.train(2)
@@ -235,14 +237,14 @@ def other_width(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def other_slots(_: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of the same host with one slot less, whose tensors have the same names."""
+    """Return the state of a host with one slot less, whose tensors have the same names."""
     host = PlainImages(4)
     sites = find_sites(host, ["first"], batch(0)[0])
     return MorphogeneticModel(host, sites=sites).state()
 
 
 def other_slot_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with its seed at a submodule that has no slot."""
+    """Return a state whose seed belongs to a submodule without a slot."""
     moved = {name.replace("first.3", "first.2"): value for name, value in state["host"].items()}
     return state | {"host": moved}
 

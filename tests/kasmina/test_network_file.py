@@ -1,4 +1,4 @@
-"""Files with a network: what is saved, what is loaded, and what is refused."""
+"""Network files: saved contents, loading, and refused files."""
 
 import pickle
 from pathlib import Path
@@ -105,7 +105,7 @@ def test_incubating_seed_is_loaded_without_effect_on_the_output(tmp_path: Path) 
 
 
 class Centred(nn.Module):
-    """A network whose buffer is a view of the training data."""
+    """Network whose buffer is a view of the training data."""
 
     def __init__(self, data: Tensor) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class Centred(nn.Module):
         return self.head(self.first(x - self.centre))
 
 
-def test_file_holds_no_training_data(tmp_path: Path) -> None:
+def test_network_file_holds_no_training_data(tmp_path: Path) -> None:
     data = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
     net = Centred(data)
     model = MorphogeneticModel(net, sites=find_sites(net, "first", data))
@@ -129,7 +129,7 @@ def test_file_holds_no_training_data(tmp_path: Path) -> None:
     assert not any(row.numpy().tobytes() in content for row in data[1:])
 
 
-def test_file_of_a_segmented_host_holds_no_captured_features(tmp_path: Path) -> None:
+def test_network_file_of_a_segmented_host_holds_no_captured_features(tmp_path: Path) -> None:
     trial = planted(Case("conv_light", 0, "images", 4))
     trial.train(1)
     features = trial.model.captured(SLOT)
@@ -143,11 +143,11 @@ def test_file_of_a_segmented_host_holds_no_captured_features(tmp_path: Path) -> 
 
 
 class Renamed(PlainImages):
-    """A network of another class with the same tensors."""
+    """Network of another class with the same tensors."""
 
 
 class Deeper(nn.Sequential):
-    """A network whose depth is an argument."""
+    """Network whose depth is a constructor argument."""
 
     def __init__(self, depth: int, width: int = 6) -> None:
         super().__init__(*(nn.Sequential(nn.Linear(6, width), nn.Linear(width, 6)) for _ in range(depth)))
@@ -180,7 +180,8 @@ def test_network_of_another_class_or_size_is_refused_and_left_as_it_was(
 @pytest.mark.parametrize(
     ("base", "sentence"),
     [
-        (Deeper(1), "does not fit this Deeper: .*1.*"),  # the submodule of a slot is missing
+        # A network of depth 1 lacks the submodule of a slot.
+        (Deeper(1), "does not fit this Deeper: .*1.*"),
         (Deeper(2), "does not fit this Deeper: .*2\\.0\\.weight.*"),
         (Deeper(4), "does not fit this Deeper: .*3\\.0\\.weight.*"),
         (Deeper(3, width=5), "does not fit this Deeper: size mismatch for .*"),
@@ -249,7 +250,7 @@ FOREIGN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_foreign_file_is_refused_and_base_left_as_it_was(content: Any, tmp_path: Path) -> None:
+def test_file_of_another_program_is_refused_and_base_is_unchanged(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "foreign.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -264,7 +265,7 @@ def test_foreign_file_is_refused_and_base_left_as_it_was(content: Any, tmp_path:
     assert not slots_of(base)
 
 
-def test_missing_cut_and_other_paths_are_refused(tmp_path: Path) -> None:
+def test_missing_truncated_and_invalid_network_files_are_refused(tmp_path: Path) -> None:
     path = saved(grown(), tmp_path)
     path.write_bytes(path.read_bytes()[:-500])
     for wrong in (path, tmp_path, tmp_path / "nothing.pt"):

@@ -74,7 +74,7 @@ def test_incubating_seed_leaves_weights_and_optimiser_state_of_the_host_bit_equa
     assert_same(found, twin.snapshot())
 
 
-def test_rate_of_a_new_seed_is_the_initial_rate_and_independent_of_the_hosts() -> None:
+def test_learning_rate_of_a_new_seed_is_the_initial_rate_and_independent_of_the_hosts_rate() -> None:
     trial = trial_with(OPTIMISERS["sgd"])
     groups = trial.model.groups
     assert groups is not None
@@ -130,7 +130,7 @@ def test_loaded_state_gives_each_seed_its_group_and_moments_in_the_order_of_plan
     assert_same(other.snapshot() | other.seed_snapshot(), found)
 
 
-def test_states_of_the_groups_share_no_tensor_with_the_optimiser() -> None:
+def test_saved_state_of_parameter_groups_shares_no_tensor_with_the_optimiser() -> None:
     trial = trial_with(OPTIMISERS["adamw"])
     germinate(trial.model, "norm", style=0)
     trial.train(1)
@@ -143,7 +143,7 @@ def test_states_of_the_groups_share_no_tensor_with_the_optimiser() -> None:
     assert bits(state["groups"]) == before
 
 
-def test_clone_tree_shares_no_tensor() -> None:
+def test_clone_tree_shares_no_tensor_with_the_original() -> None:
     tree = {"step": torch.ones(1), "parts": [torch.zeros(2), {"lr": 0.1}]}
     twin = clone_tree(tree)
     twin["step"].zero_()

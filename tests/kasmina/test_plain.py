@@ -21,7 +21,7 @@ from tests.kasmina.seed_episodes import DropoutSeed, grow
 def grown(
     style: int = Style.GATED_GATE, blueprint: str = "conv_heavy", kind: Kind = "images", width: int = 8
 ) -> Trial:
-    """Return a network with one fossil."""
+    """Return a network with one fossilized seed."""
     trial = begin(kind, width, training_epochs=1)
     grow(trial, SLOT, blueprint, style, *batch(0))
     return trial
@@ -50,7 +50,8 @@ def test_harvest_of_a_fossil_with_dropout_draws_its_masks_in_train_mode() -> Non
     assert torch.equal(plain.eval()(x), trial.model.eval()(x))
     for module in plain.modules():
         if isinstance(module, nn.Dropout) and module.p < 0.5:
-            module.p = 0.0  # the host's
+            # Dropout of the host is off; dropout of the fossil is on.
+            module.p = 0.0
     plain.train()
     assert not torch.equal(plain(x), plain(x))
 
@@ -69,7 +70,8 @@ def test_harvest_shares_no_tensor_with_the_network() -> None:
 def test_harvested_network_of_a_user_is_unpickled_without_esper(tmp_path: Path) -> None:
     trial = grown(kind="plain_images")
     x, _ = batch(7)
-    plain = nn.Sequential(*copy.deepcopy(harvest(trial.model)).first)  # a class that torch defines
+    # The sequential container is a class of torch, so unpickling needs no user code.
+    plain = nn.Sequential(*copy.deepcopy(harvest(trial.model)).first)
     torch.save((x, plain.eval()(x)), tmp_path / "wanted.pt")
     (tmp_path / "net.pickle").write_bytes(pickle.dumps(plain))
     code = (

@@ -38,7 +38,7 @@ def poison_host(env: MorphEnv) -> None:
 
 
 def state_of(env: MorphEnv) -> Any:
-    """Return weights, optimiser and topology as bytes, without random streams and measurements."""
+    """Return weights, optimiser state and topology as bytes, without random streams and measurements."""
     model = env.model.state()
     table = {name: model["table"][name] for name in ("stage", "alpha", "seed_id", "blueprint", "age")}
     slots = [{name: value for name, value in slot.items() if name != "stream"} for slot in model["slots"]]
@@ -48,7 +48,7 @@ def state_of(env: MorphEnv) -> Any:
 
 
 def stop_training(env: MorphEnv) -> None:
-    """Let epochs change nothing from now on, so that the restored state can be compared."""
+    """Disable training in later epochs, so that the restored state can be compared."""
 
     def idle() -> EpochTraining:
         env.epoch += 1
@@ -68,7 +68,7 @@ def test_non_finite_host_is_rolled_back_to_the_last_snapshot(monkeypatch: pytest
     facts = env.step(WAIT)
     assert facts.rolled_back
     assert facts.epoch == SNAPSHOT_EVERY + 3, "a rollback does not undo epochs"
-    # One measurement per epoch, and one more after the rollback, before mechanical moves.
+    # The network is measured once per epoch, and once more after a rollback, before automatic stage moves.
     assert [state == seen[SNAPSHOT_EVERY - 1] for state in seen[SNAPSHOT_EVERY:]] == [*[False] * 3, True]
     assert stages_of(env)[0] == Stage.DORMANT, "the seed that was planted after the snapshot is removed"
     [alert] = sink.of(AlertRow)
@@ -92,7 +92,7 @@ def test_every_rollback_restarts_the_random_streams_under_another_name() -> None
 @pytest.mark.parametrize("broken", ["host", "fossil"])
 def test_snapshot_after_fossilization_keeps_the_fossil_in_a_rollback(broken: str) -> None:
     env, _ = started(tiny_task(horizon=12))
-    # A snapshot is due at epoch 6, before the seed becomes a fossil, and not again until epoch 9.
+    # Snapshots are due at epoch 6, before the seed becomes a fossil, and at epoch 9.
     fossilized = 2 * SNAPSHOT_EVERY
     run(env, {0: plant(1), fossilized: action(LifecycleOp.FOSSILIZE, 1)}, until=fossilized + 1)
     weights = env.model.seed_parameters(1) if broken == "fossil" else env.model.host_parameters()
@@ -119,7 +119,7 @@ def test_fossil_that_raises_the_loss_is_not_pruned_but_rolled_back() -> None:
 
 
 def measured(loss: float, without: dict[int, float]) -> Contributions:
-    """Return contributions with the loss of the present network and with each seed switched off."""
+    """Return contributions with given losses of the present network and of the network without each seed."""
     losses = np.array([*without.values(), loss])
     leave_one_out = np.vstack([~np.eye(len(without), dtype=np.bool_), np.ones((1, len(without)), np.bool_)])
     return attribute(tuple(without), leave_one_out, -losses[:, None], losses, [])
@@ -153,7 +153,7 @@ def test_live_seed_whose_removal_gives_the_lowest_loss_is_pruned(
     recovery = Recovery(training, Governor())
     for epoch, loss in enumerate((2.0, 1.5, 1.2, 1.0)):
         assert not recovery.check_epoch(measured(loss, {}), epoch, broken=False)
-    # The first bad epoch is suspicious, the second one raises the alarm.
+    # The first epoch with a bad loss makes the governor suspicious, the second raises the alarm.
     assert not recovery.check_epoch(measured(5.0, without), 4, broken=False)
     assert recovery.check_epoch(measured(5.0, without), 5, broken=False)
     [intervention] = recovery.interventions()

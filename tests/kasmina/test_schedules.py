@@ -1,4 +1,4 @@
-"""Learning-rate schedules at literal points."""
+"""Learning-rate schedules at given points of the training."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from esper.kasmina.schedules import cosine_rate, wsd_factor
     ("progress", "rate"),
     [(-1.0, 2.0), (0.0, 2.0), (1 / 3, 1.5), (0.5, 1.0), (2 / 3, 0.5), (1.0, 0.0), (3.0, 0.0)],
 )
-def test_cosine_rate_falls_from_its_base_to_zero(progress: float, rate: float) -> None:
+def test_cosine_learning_rate_falls_from_its_base_value_to_zero(progress: float, rate: float) -> None:
     assert cosine_rate(2.0, progress) == pytest.approx(rate, abs=1e-12)
 
 
@@ -17,12 +17,15 @@ def test_cosine_rate_falls_from_its_base_to_zero(progress: float, rate: float) -
     ("progress", "minibatch", "warmup", "factor"),
     [
         (0.0, 0, 0, 1.0),
-        (0.0, 0, 3, 0.25),  # the first of four minibatches that reach 1
+        # With a warmup of three minibatches the factor is 1/4, 2/4, 3/4, then 1.
+        (0.0, 0, 3, 0.25),
         (0.1, 2, 3, 0.75),
         (0.1, 3, 3, 1.0),
         (0.8, 99, 3, 1.0),
-        (0.9, 99, 3, 0.5),  # half of the last fifth
-        (0.9, 0, 3, 0.25),  # a seed in its warmup
+        # At 0.9 of the training half of the decay over the last fifth is done.
+        (0.9, 99, 3, 0.5),
+        # A new seed has its own warmup; the smaller of warmup and decay factor is used.
+        (0.9, 0, 3, 0.25),
         (1.0, 99, 3, 0.0),
         (1.1, 99, 3, 0.0),
     ],

@@ -1,4 +1,4 @@
-"""The ``stack`` blueprint: copies of a block with its weights and optimiser state."""
+"""The ``stack`` blueprint copies a block of the host with its weights and optimiser state."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,7 +32,7 @@ HOSTS = pytest.mark.parametrize("make", [gpt, residual])
 
 
 def trained(make: Make) -> tuple[MorphogeneticModel, AdamW]:
-    """Return a network after three steps of its optimiser, which has moments then."""
+    """Return a network after three optimiser steps, so that its optimiser has moments."""
     torch.manual_seed(0)
     model = MorphogeneticModel(make())
     optimiser = AdamW(model.host.parameters(), lr=1e-2)
@@ -45,7 +45,7 @@ def trained(make: Make) -> tuple[MorphogeneticModel, AdamW]:
 
 
 def plant(model: MorphogeneticModel, slot: int) -> nn.Module:
-    """Plant a copy at full alpha and return it."""
+    """Plant a copy of a block at full alpha and return the copy."""
     index = blueprint_named("stack", model.sites[slot].topology).index
     model.germinate(slot, index, Style.LINEAR_ADD)
     table = model.table
@@ -74,7 +74,7 @@ def test_stack_has_the_lowest_free_index_of_each_topology() -> None:
 
 
 @HOSTS
-def test_first_copy_has_weights_and_moments_of_the_last_block(make: Make) -> None:
+def test_first_stack_seed_has_weights_and_moments_of_the_last_block(make: Make) -> None:
     model, optimiser = trained(make)
     seed = plant(model, 0)
     original = block_before(model, 0)
@@ -88,7 +88,7 @@ def test_first_copy_has_weights_and_moments_of_the_last_block(make: Make) -> Non
 
 
 @HOSTS
-def test_at_full_alpha_the_network_continues_from_the_output_of_the_copied_block(make: Make) -> None:
+def test_stack_seed_at_full_alpha_replaces_features_by_the_output_of_the_copied_block(make: Make) -> None:
     model, _ = trained(make)
     plant(model, 0)
     with model.taking_part(model.without(0)):
@@ -100,20 +100,21 @@ def test_at_full_alpha_the_network_continues_from_the_output_of_the_copied_block
 
 
 @HOSTS
-def test_next_copy_repeats_the_nearest_copy_upstream(make: Make) -> None:
+def test_next_stack_seed_copies_the_nearest_stack_seed_upstream(make: Make) -> None:
     model, optimiser = trained(make)
     first = plant(model, 0)
     with torch.no_grad():
         for weight in first.parameters():
             weight.add_(1.0)
-            del optimiser.state[weight]  # the second copy must not take the moments of the host's block
+            # Without these moments, the second copy can take moments from the first copy only.
+            del optimiser.state[weight]
     second = plant(model, 2)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert not any(weight in optimiser.state for weight in second.parameters())
 
 
 @HOSTS
-def test_copy_is_restored_from_state_harvest_and_file(make: Make, tmp_path: Path) -> None:
+def test_stack_seed_is_restored_from_state_harvest_and_file(make: Make, tmp_path: Path) -> None:
     model, _ = trained(make)
     plant(model, 0)
     plant(model, 1)

@@ -1,4 +1,4 @@
-"""Sizes and formulas of the blueprints for tokens; the contract matrix tests everything else."""
+"""Parameter counts and formulas of the blueprints for tokens; the contract matrix tests other rules."""
 
 import math
 
@@ -36,15 +36,17 @@ def one_step(seed: nn.Module, h: Tensor) -> nn.Module:
     ("name", "parameters"),
     [
         ("norm", 32),
-        ("lora", 512),  # 2 branches · rank 4 · (32 + 32)
-        ("lora_large", 2048),  # 2 · rank 16 · (32 + 32)
-        ("attention", 4160),  # 2 · (32·48 qkv + 16·32 out + 32)
+        ("lora", 512),  # Parameters of lora: 2 branches of rank 4 · (32 + 32).
+        ("lora_large", 2048),  # Parameters of lora_large: 2 branches of rank 16 · (32 + 32).
+        # Parameters of attention: 2 branches of 32·48 for queries, keys and values, and 16·32 + 32 for the
+        # output.
+        ("attention", 4160),
         ("flex_attention", 4160),
-        ("mlp_small", 4224),  # 2 · (32·32 + 32 + 32·32 + 32)
-        ("mlp", 8384),  # 2 · (32·64 + 64 + 64·32 + 32)
+        ("mlp_small", 4224),  # Parameters of mlp_small: 2 branches of 32·32 + 32 + 32·32 + 32.
+        ("mlp", 8384),  # Parameters of mlp: 2 branches of 32·64 + 64 + 64·32 + 32.
     ],
 )
-def test_parameter_counts_at_width_32(name: str, parameters: int) -> None:
+def test_parameter_counts_of_token_blueprints_at_width_32(name: str, parameters: int) -> None:
     assert sum(p.numel() for p in build(name, 32).parameters()) == parameters
 
 
@@ -52,7 +54,8 @@ def test_norm_moves_features_towards_their_layer_norm() -> None:
     seed = build("norm", 2)
     with torch.no_grad():
         seed.scale.copy_(torch.tensor([0.5, 0.0]))
-    # LayerNorm of (1, 3) is (−1, 1); tanh(0.5) = 0.4621172, so the first delta is 0.4621172 · (−1 − 1).
+    # LayerNorm of the features (1, 3) is (−1, 1); with tanh(0.5) = 0.4621172 the first delta is 0.4621172 ·
+    # (−1 − 1).
     delta = seed(torch.tensor([[[1.0, 3.0]]]))
     torch.testing.assert_close(delta, torch.tensor([[[-0.9242343, 0.0]]]), rtol=0, atol=1e-5)
 
@@ -103,7 +106,8 @@ def test_attention_equals_causal_softmax_attention_computed_by_hand(name: str) -
 
 
 def test_queries_keys_and_values_all_have_gradients() -> None:
-    # They are one tensor, so the contract's check would pass if only the values had a gradient.
+    # Queries, keys and values share one weight tensor, so the contract matrix would accept gradients of the
+    # values only.
     h = features(4)
     seed = one_step(build("attention", 4), h)
     seed.zero_grad()

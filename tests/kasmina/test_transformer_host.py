@@ -1,4 +1,4 @@
-"""The GPT host: tied embedding, slots after any layers, refused sizes."""
+"""GPT host: tied embedding, slots after any layers, refused sizes."""
 
 import copy
 

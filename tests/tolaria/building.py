@@ -57,7 +57,7 @@ class ListSink:
 
 
 def action(op: LifecycleOp, slot: int = 0, **heads: int) -> IntArray:
-    """Return an action ``[8]``; heads that are not given have their canonical value."""
+    """Return an action ``[8]``; action heads that are not given have their canonical value."""
     row = CANONICAL_ACTION.copy()
     row[Head.OP], row[Head.SLOT] = op, slot
     for name, value in heads.items():
@@ -80,7 +80,8 @@ PLAN = {
     6: action(LifecycleOp.FOSSILIZE, 1),
     8: action(LifecycleOp.PRUNE, 0, alpha_speed=1),
 }
-"""Actions by epoch: the seed of slot 1 is fossilized, that of slot 0 ramped out, that of slot 2 held."""
+"""Actions by epoch: the seed of slot 1 is fossilized, the seed of slot 0 ramped out, the seed of slot 2 held.
+"""
 
 
 # --- environments ----------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ def noisy_task(**changes: Any) -> TaskSpec:
 
 
 class RecordedEnv(MorphEnv):
-    """Emits the row of every decision at once; in a run the caller of ``step`` does so."""
+    """Sink that emits the row of every decision at once; in a run the caller of ``step`` emits these rows."""
 
     def step(self, action: IntArray) -> EnvFacts:
         facts = super().step(action)
@@ -173,7 +174,7 @@ def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, L
 
 
 def run(env: MorphEnv, actions: Mapping[int, IntArray], until: int | None = None) -> MorphEnv:
-    """Step to epoch ``until`` (default: the horizon); epochs without an entry in ``actions`` wait."""
+    """Step to epoch ``until`` (default: the horizon); in epochs without an entry in ``actions``, wait."""
     while not env.ended and env.epoch != until:
         env.step(actions.get(env.epoch, WAIT))
     return env
@@ -230,7 +231,7 @@ def grown_model(
 
 
 def practise(model: MorphogeneticModel, optimiser: torch.optim.Optimizer, batches: int = 60) -> None:
-    """Train on digits, so that switching a seed off changes scores."""
+    """Train the network on digits, so that switching a seed off changes its scores."""
     model.train()
     for number in range(batches):
         x, y = digits(64, start=400 + 64 * (number % 16))
@@ -271,7 +272,7 @@ def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
     return ((images[chosen] - 5.0) / 6.0).contiguous(memory_format=torch.channels_last), labels[chosen]
 
 
-# --- bit for bit -----------------------------------------------------------------------------------
+# --- bit-for-bit comparison ------------------------------------------------------------------------
 
 
 def bits(tree: Any) -> Any:

@@ -84,7 +84,8 @@ def test_only_the_seed_whose_gradient_overflows_is_pruned() -> None:
     with torch.no_grad():
         env.model.slot(2).seed[0].bias.fill_(1e25)  # type: ignore[index,operator,union-attr]
     env.step(WAIT)
-    # Loss and logits are finite; the gradient of the head is not, but would be without this seed.
+    # Loss and logits are finite. The gradient of the head is not finite, but would be without the seed of
+    # slot 2.
     assert [(row.slot, row.to_stage) for row in governed(sink)] == [(2, Stage.PRUNED)]
     assert stages_of(env)[1] == Stage.HOLDING, "the other seed is kept"
     assert all(torch.isfinite(p).all() for p in env.model.parameters())

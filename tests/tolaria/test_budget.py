@@ -1,4 +1,6 @@
-"""Episodes with a compute budget: minibatches per step, charged FLOPs, learning rates, results at marks."""
+"""Episodes with a compute budget: minibatches per step, charged FLOPs, learning rates, scores at budget
+marks.
+"""
 
 from dataclasses import replace
 
@@ -34,7 +36,8 @@ TASK = replace(
     horizon=20,
     warmup=4,
 )
-"""A step costs 250 MFLOP; a minibatch costs 32.5, 58.7 and 84.9 MFLOP with one, two and three layers."""
+"""Task whose step has 250 MFLOP; a minibatch costs 32.5, 58.7 and 84.9 MFLOP with one, two and three layers.
+"""
 
 
 def plant(slot: int) -> np.ndarray:
@@ -61,7 +64,7 @@ class Plan:
 
 
 def run(task, *steps: int) -> MorphEnv:
-    """Run an episode that plants at ``steps``, in the order of slots."""
+    """Run an episode that plants a copy of the last block at each of ``steps``, in the order of slots."""
     env = MorphEnv(task, rng_seed=3)
     env.reset()
     while not env.ended:
@@ -93,10 +96,11 @@ def test_growing_episode_spends_the_same_budget_and_is_charged_for_counterfactua
 def test_instance_with_half_the_budget_reports_the_minibatches_that_are_left():
     half, copies = replace(TASK.instances, budget_shares=(0.5,)), replace(TASK.rules, blueprints=("stack",))
     env = MorphEnv(replace(TASK, instances=half, rules=copies), rng_seed=0)
-    # 2.5 GFLOP at 32.5 MFLOP per minibatch; a copy of the block adds 26.2 MFLOP per minibatch.
+    # The budget is 2.5 GFLOP at 32.5 MFLOP per minibatch; a copy of the block adds 26.2 MFLOP per minibatch.
     assert env.reset().minibatches_left == pytest.approx(76.9, abs=0.1)
     assert env.step(WAIT).candidate_cost == pytest.approx(26.2 / 32.5, abs=0.002)
-    # Three minibatches in the first of 20 steps, then two of 58.7 MFLOP in the second.
+    # Three minibatches are trained in the first of 20 steps, then two minibatches of 58.7 MFLOP in the
+    # second.
     assert env.host.meter.ledger.charged == pytest.approx(3 * 32.5e6, rel=0.002)
     left = (2500 - 3 * 32.5 - 2 * 58.7) / 58.7
     assert env.step(plant(0)).minibatches_left == pytest.approx(left, rel=0.01)
@@ -113,12 +117,13 @@ def test_step_of_a_larger_network_has_fewer_minibatches():
         before = env.host.state()["batches"][0]
         env.step(action)
         counts.append(env.host.state()["batches"][0] - before)
-    # 7 · 32.5 = 227.5 leaves 22.5; 4 · 58.7 = 234.9 leaves 37.6, of which the first measurement of the seed
-    # costs 8.4; the third step has 279 and spends 3 · 84.9 = 254.7.
+    # Step 1 spends 7 · 32.5 = 227.5 of 250 MFLOP and leaves 22.5. Step 2 spends 4 · 58.7 = 234.9 and leaves
+    # 37.6, of which the first measurement of the seed costs 8.4. Step 3 has 279 MFLOP and spends 3 · 84.9 =
+    # 254.7.
     assert counts == [7, 4, 3]
 
 
-def test_smallest_mark_of_fashion_scaling_pays_for_200_minibatches_of_the_largest_host():
+def test_smallest_budget_mark_of_fashion_scaling_allows_200_minibatches_of_the_largest_host():
     task = task_named("fashion_scaling")
     largest = task.with_trunk(1 + task.num_slots).instances.draw(torch.Generator())
     meter = FlopMeter(MorphogeneticModel(task.build_host(largest), task.rules), torch.zeros(1, 14, 14))
@@ -151,7 +156,8 @@ def test_germination_is_illegal_in_the_decay_phase():
 
 
 def test_wsd_factor_rises_stays_at_one_and_falls_to_zero():
-    # Warmup of four minibatches: 1/5, 2/5, ..., then 1; linear decay over the last fifth.
+    # WSD factor: warmup of four minibatches at 1/5, 2/5, 3/5, 4/5, then 1, then linear decay over the last
+    # fifth.
     assert [wsd_factor(0.1, n, 4) for n in (0, 1, 3, 4, 99)] == [0.2, 0.4, 0.8, 1.0, 1.0]
     assert [wsd_factor(p, 99, 4) for p in (0.8, 0.9, 1.0)] == pytest.approx([1.0, 0.5, 0.0])
 
@@ -162,11 +168,12 @@ def test_parameter_group_of_a_new_seed_has_its_own_warmup():
     for action in (WAIT, WAIT, WAIT, plant(0)):
         env.step(action)
     assert env.host.optimiser.param_groups[0]["lr"] == 4e-3
-    # 23 minibatches without the seed in three steps, then 4 with it: the fourth of 32 warmup minibatches.
+    # Three steps have 23 minibatches without the seed. The fourth step trains the seed for 4 of its 32 warmup
+    # minibatches.
     assert env.model.groups.own_group(0)["lr"] == pytest.approx(4e-3 * 4 / 33)
 
 
-def test_results_at_marks_equal_those_of_runs_that_end_there():
+def test_scores_at_budget_marks_equal_those_of_runs_with_that_budget():
     marks = (0.25, 0.5, 1.0)
     found = branches(TASK, Plan(2, 5), rng_seed=3, marks=marks)
     reports = {branch.mark: branch.report for branch in found}
@@ -184,7 +191,7 @@ def test_budget_below_one_minibatch_per_step_is_refused():
         MorphEnv(replace(TASK, budget=10**8), rng_seed=0).reset()
 
 
-def test_share_or_mark_without_a_whole_number_of_steps_is_refused():
+def test_budget_share_or_mark_without_a_whole_number_of_steps_is_refused():
     for share in (0.3001, 0.0, 1.5):
         with pytest.raises(HostError, match=rf"up to {share:g} of its 20"):
             TASK.until(share)

@@ -1,4 +1,4 @@
-"""The commit at the horizon: fate of live seeds, and the network that the final score belongs to."""
+"""Commit at the horizon: removal or fossilization of live seeds, and the network that is finally scored."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from tests.tolaria.building import WAIT, plant, run, stages_of, started, stir, t
 
 def test_commit_fossilizes_held_seeds_and_prunes_all_other_live_seeds() -> None:
     env, sink = started(tiny_task((2, 4, 4, 4), horizon=7))
-    # Slot 0 is blending, slot 1 held, slot 2 incubating, slot 3 empty.
+    # The seed of slot 0 is blending, that of slot 1 held, that of slot 2 incubating; slot 3 is empty.
     run(env, {0: plant(1), 3: plant(0)}, until=6)
     env.step(plant(2))
     assert stages_of(env) == [Stage.EMBARGOED, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.DORMANT]

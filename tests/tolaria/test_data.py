@@ -42,7 +42,7 @@ def test_every_sample_is_in_exactly_one_split_and_keeps_its_label() -> None:
     parts = (splits.train, splits.validation, read_test(splits))
     assert [len(part) for part in parts] == [25, 10, 15]
     assert sorted(chain.from_iterable(part.y.tolist() for part in parts)) == list(range(50))
-    # The pixel is the label, so the images are the normalised labels.
+    # The value of an image's pixel is its label, so images are normalised labels.
     chosen = splits.train.y.double()
     for part in parts:
         np.testing.assert_allclose(part.x.flatten(), (part.y - chosen.mean()) / chosen.std(), atol=1e-5)
@@ -53,7 +53,8 @@ def test_normalisation_depends_on_the_training_split_only() -> None:
     splits = load_digits(generator())
     assert splits.train.x.mean().item() == pytest.approx(0.0, abs=1e-5)
     assert splits.train.x.std().item() == pytest.approx(1.0, abs=1e-4)
-    # The same images, but those outside of the training split are a thousand times brighter.
+    # The second data set has the same images, but images outside of the training split are a thousand times
+    # brighter.
     order = torch.randperm(len(images), generator=generator())
     bright = images.clone()
     bright[order[1077:]] *= 1000.0
@@ -70,7 +71,7 @@ def test_split_depends_on_its_generator_and_an_empty_training_split_is_refused()
 
 
 def with_targets(*answers: int) -> Splits:
-    """Return splits with these training targets, in two rows."""
+    """Return splits whose training targets are the given ones, in two rows."""
     y = torch.tensor(answers).view(2, -1)
     samples = Samples(torch.zeros(len(y), 1), y)
     return Splits(samples, samples, GuardedTest(samples))
@@ -78,7 +79,7 @@ def with_targets(*answers: int) -> Splits:
 
 def test_guess_loss_is_the_entropy_of_the_training_targets() -> None:
     assert with_targets(0, 1, 2, 3).guess_loss() == pytest.approx(math.log(4))
-    # Frequencies 1/2, 1/4, 1/4: ln 2 / 2 + 2·ln 4 / 4; classes that do not occur add nothing.
+    # Entropy of class frequencies 1/2, 1/4, 1/4: ln 2 / 2 + 2·ln 4 / 4; classes without samples add nothing.
     assert with_targets(9, 9, 0, 3).guess_loss() == pytest.approx(1.5 * math.log(2))
     with pytest.raises(
         DataError, match=r"all 4 answers to train on are 7, so there is nothing to learn; two"
@@ -90,7 +91,7 @@ def test_minibatches_have_a_fixed_size_and_no_sample_twice_between_reshuffles() 
     cursor = BatchCursor(10, 4, generator())
     batches = [cursor.next().tolist() for _ in range(50)]
     assert all(len(set(batch)) == 4 for batch in batches)
-    # Ten samples give two batches; the two that are left over are dropped at the reshuffle.
+    # Ten samples give two batches of four; the two remaining samples are dropped at the reshuffle.
     for sweep in zip(batches[0::2], batches[1::2], strict=True):
         assert len(set(chain.from_iterable(sweep))) == 8
     assert set(chain.from_iterable(batches)) == set(range(10)), (

@@ -1,4 +1,4 @@
-"""Devices by name: refused names, assignment of environments, and results that do not depend on it."""
+"""Devices by name: refused names, assignment of environments, and results that do not depend on devices."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -94,7 +94,7 @@ def run_vector(envs: Sequence[int], devices: Sequence[str]) -> tuple[SerialVecto
     return vector, sink, history
 
 
-def test_environment_is_the_same_on_two_devices_on_one_device_and_alone() -> None:
+def test_environment_on_two_devices_equals_one_device_and_a_separate_run() -> None:
     both, one = run_vector(range(3), TWO), run_vector(range(3), ("cpu",))
     assert [env.compute.device.name for env in both[0].envs] == ["cpu:0", "cpu:1", "cpu:0"]
     for env in range(3):
@@ -103,7 +103,7 @@ def test_environment_is_the_same_on_two_devices_on_one_device_and_alone() -> Non
 
 
 def test_environments_with_different_numbers_of_minibatches_equal_separate_runs() -> None:
-    """Environment 0 plants a second layer in its third step and has fewer minibatches afterwards."""
+    """Check an environment that plants a layer in its third step and has fewer minibatches afterwards."""
     task = replace(test_budget.TASK, horizon=6, budget=6 * 25 * 10**7)
 
     def run_budgeted(envs: Sequence[int]) -> tuple[list[list[int]], dict[int, Any]]:

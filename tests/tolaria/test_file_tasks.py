@@ -75,13 +75,13 @@ def test_test_split_comes_from_the_test_files_and_other_files_give_another_diges
 def test_cifar_reads_binary_batches_with_matching_labels(data: Path) -> None:
     labels = random_bytes(10_000, below=10)
     table = np.zeros((10_000, 3073), dtype=np.uint8)
-    table[:, 0], table[:, 1:1025] = labels, labels[:, None]  # the red channel is the label
+    table[:, 0], table[:, 1:1025] = labels, labels[:, None]  # The red channel of each image is its label.
     (data / "cifar-10").mkdir()
     for name in CIFAR_NAMES:
         table.tofile(data / "cifar-10" / name)
     splits = CIFAR_IMPAIRED.load(generator())
     for path in (data / "cifar-10").iterdir():
-        path.unlink()  # 180 megabytes
+        path.unlink()  # All CIFAR files together have 180 megabytes.
     assert (len(splits.train), len(splits.validation)) == (4096, 1024)
     assert splits.train.x.shape[1:] == (3, 32, 32)
     red = splits.validation.x[:, 0, 0, 0]

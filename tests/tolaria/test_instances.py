@@ -28,7 +28,7 @@ def generator(rng_seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(rng_seed)
 
 
-def test_draws_cover_every_listed_value_and_no_other() -> None:
+def test_drawn_instances_cover_every_listed_value_and_no_other() -> None:
     stream = generator()
     drawn = [VARIED.draw(stream) for _ in range(400)]
     assert {instance.widths for instance in drawn} == set(VARIED.widths)
@@ -49,7 +49,7 @@ def test_preset_gives_one_instance_or_varies_in_every_field(name: str) -> None:
         assert len({getattr(instance, field) for instance in drawn}) > 1, field
 
 
-def test_mixture_has_log_uniform_budgets_over_a_factor_of_32_that_pay_for_every_host() -> None:
+def test_digits_mixture_has_log_uniform_budgets_over_a_factor_of_32_that_suffice_for_every_host() -> None:
     mixture = TASKS["digits_mixture"]
     shares = mixture.instances.budget_shares
     assert shares[0] / shares[-1] == pytest.approx(32.0)

@@ -1,6 +1,7 @@
-"""The governor raises an alarm within three epochs after an episode on the digits is broken.
+"""The governor raises an alarm within three epochs after an episode on digits is broken.
 
-test_report_fields.py checks that a healthy episode raises none; experiments/011-governor covers all tasks.
+test_report_fields.py checks that an unbroken episode raises no alarm; experiments/011-governor tests all
+tasks.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Losses and scores of both objectives equal values worked by hand."""
+"""Losses and scores of classification and next-token prediction equal values worked by hand."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
 
 CERTAIN = math.log(3.0)
-"""Logits (ln 3, 0) give the first of two classes a probability of 3/4."""
+"""Logit ln 3; the logits (ln 3, 0) give the first of two classes a probability of 3/4."""
 
 
 def test_classification_scores_100_for_the_right_class_and_0_for_others() -> None:

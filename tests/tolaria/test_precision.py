@@ -29,14 +29,14 @@ from tests.tolaria.building import (
 from tests.tolaria.test_reproducibility import everything_in
 
 PLAN = {0: plant(1), 4: plant(0, BlueprintAction.CONV_HEAVY)}
-"""At epoch 5 the seed of slot 1 is blended and that of slot 0 incubates."""
+"""Actions by epoch; at epoch 5 the seed of slot 1 is blended and that of slot 0 incubates."""
 DEVICES = [
     DEFAULT_DEVICE,
     pytest.param(
         Device("cuda:0"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     ),
 ]
-"""Float16 also runs on the CPU; the commands refuse it there only because it is slow."""
+"""Precisions under test. Float16 also runs on the CPU; commands refuse it there only because it is slow."""
 
 
 def mixed(amp: Amp, device: Device = DEFAULT_DEVICE, **changes: Any) -> tuple[MorphEnv, ListSink]:
@@ -46,7 +46,7 @@ def mixed(amp: Amp, device: Device = DEFAULT_DEVICE, **changes: Any) -> tuple[Mo
 
 
 def overflow_next(env: MorphEnv, part: int) -> None:
-    """Set a scale at which every float16 gradient overflows."""
+    """Set a loss scale at which every float16 gradient overflows."""
     env.host.precision._scalers[part] = GradScaler(env.compute.device.torch.type, init_scale=2.0**40)
 
 

@@ -1,4 +1,4 @@
-"""Random episodes: invariants of lifecycle, counters and model hold for any sequence of actions."""
+"""Invariants of lifecycle, counters and model hold in episodes of random actions."""
 
 from collections import Counter
 from dataclasses import replace
@@ -32,7 +32,9 @@ from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, stages_of, start
 WIDTHS = (2, 4, 3, 2, 4, 2, 3, 4)
 HORIZON = 25
 OP_WEIGHTS = np.array([3.0, 2.0, 1.0, 0.5, 2.0, 3.0])
-"""By op. With uniform weights most seeds are pruned or stay at partial alpha before they are held."""
+"""Weights of random operations; with uniform weights most seeds are pruned, or stay at partial alpha, before
+they are held.
+"""
 RULES = {
     "small": SMALL_RULES,
     "moved by hand": replace(SMALL_RULES, auto_forward=False),
@@ -44,12 +46,12 @@ RULES = {
 
 
 def random_indices(rng: np.random.Generator, num_slots: int) -> IntArray:
-    """Return an action with all heads uniform over their values, legal or not."""
+    """Return an action whose heads are uniform over all values, legal or not."""
     return rng.integers(head_sizes(num_slots))
 
 
 def random_legal(rng: np.random.Generator, env: MorphEnv) -> IntArray:
-    """Return an action with a legal op by weight and a legal slot; other heads are uniform."""
+    """Return an action with a random legal operation and a legal slot; other heads are uniform."""
     legal = legal_slots_by_op(env.table, env.model.rules)[0]
     action = WAIT.copy()
     weight = OP_WEIGHTS * legal.any(axis=1)
@@ -65,7 +67,7 @@ def random_legal(rng: np.random.Generator, env: MorphEnv) -> IntArray:
 
 
 class WatchedEpisode:
-    """Environment whose every step is checked against the slot table before it."""
+    """Environment that compares every step with the slot table before the step."""
 
     def __init__(self, num_slots: int, rules: LifecycleRules, rng_seed: int) -> None:
         task = tiny_task(WIDTHS[:num_slots], rules=rules, horizon=HORIZON)
@@ -140,7 +142,7 @@ class WatchedEpisode:
             if IN_FORWARD[trained] and not old_fossil:
                 assert table.epochs_since_measured[0, slot] == 0
             elif old_fossil:
-                # The second measurement at the commit omits old fossils too.
+                # The second measurement, at the commit, does not measure old fossils either.
                 assert table.epochs_since_measured[0, slot] == before.epochs_since_measured[0, slot] + 1
             else:
                 assert table.epochs_since_measured[0, slot] == NEVER

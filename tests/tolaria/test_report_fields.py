@@ -1,4 +1,4 @@
-"""Fields of a seed's report change in a run of the heuristic controller."""
+"""Every field of a seed's report changes in a run of the heuristic controller."""
 
 from dataclasses import fields
 
@@ -33,7 +33,7 @@ def test_every_field_of_the_seed_report_leaves_its_default_in_a_heuristic_run() 
     untouched = [name for name, values in seen.items() if values <= {getattr(default, name)}]
     assert untouched == []
 
-    # A measured field with fewer than three different values would be constant in practice.
+    # A measured field must have at least three different values; otherwise it is constant in practice.
     frozen = [name for name in MEASURED if len(seen[name] - {None}) < 3]
     assert frozen == []
     assert sink.of(AlertRow) == [], "a healthy episode raises no alarm"

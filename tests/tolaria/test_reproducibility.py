@@ -39,7 +39,7 @@ def test_same_rng_seed_gives_the_same_episode_and_leaves_the_global_generator(
         facts = [bits(asdict(env.step(PLAN.get(epoch, WAIT)))) for epoch in range(12)]
         episodes.append((facts, everything_in(env), bits(asdict(env.finish())), timeless(sink.rows)))
         assert torch.equal(torch.get_rng_state(), before), "nothing is drawn from the global generator"
-        torch.rand(7)  # draws of other code in between
+        torch.rand(7)  # Other code draws random numbers between the two episodes.
     assert episodes[0] == episodes[1]
 
 

@@ -1,4 +1,4 @@
-"""Rows that an episode emits."""
+"""Telemetry rows that an episode emits."""
 
 from esper.leyline import NUM_OPS, Stage, is_legal_move
 from esper.leyline.rows import (
@@ -47,7 +47,8 @@ def test_transition_row_has_the_last_validation_score() -> None:
     scores = {0: env._val_scores[0]}
     for epoch in range(7):
         scores[epoch + 1] = env.step(plant(1) if epoch == 0 else WAIT).val_score
-    # A move by action has the score of the previous epoch, a mechanical move that of its own epoch.
+    # A stage move by an action has the score of the previous epoch; an automatic move has that of its own
+    # epoch.
     assert [(row.epoch, row.score) for row in sink.of(TransitionRow)] == [
         (0, scores[0]),
         (0, scores[0]),
@@ -60,7 +61,7 @@ def test_decision_is_forced_if_only_wait_is_legal_and_rows_have_the_twin_score()
     env, sink = started(tiny_task((2,), horizon=5))
     env.reset(twin_scores=[10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
     run(env, {0: plant(0)}).finish()
-    # Germination is legal at first; then the seed cannot be pruned until it is three epochs old.
+    # Germination is legal at first; then waiting is the only legal action until the seed is three epochs old.
     assert [row.forced for row in sink.of(DecisionRow)] == [False, True, True, False, False]
     assert [row.twin_score for row in sink.of(EpochRow)] == [11.0, 12.0, 13.0, 14.0, 15.0]
     assert sink.of(EpisodeRow)[0].twin_val_score == 15.0

@@ -33,13 +33,13 @@ def mid_blend(task: TaskSpec | None = None) -> MorphEnv:
 
 
 def five_more(env: MorphEnv, actions: dict[int, IntArray] = AFTER) -> Any:
-    """Return the facts of the next five steps and the state after them, as bytes."""
+    """Return the facts of the next five steps and the state after these steps, as bytes."""
     facts = [asdict(env.step(actions.get(env.epoch, WAIT))) for _ in range(5)]
     return bits(facts), bits(env.state())
 
 
 def through_a_file(kept: dict[str, Any]) -> dict[str, Any]:
-    """Save and load a state with ``weights_only=True``."""
+    """Save a state to a file and load it with ``weights_only=True``."""
     file = io.BytesIO()
     torch.save(kept, file)
     file.seek(0)

@@ -1,4 +1,4 @@
-"""One step of an episode: order of phases, stage moves, learning rates, measured fossils."""
+"""One step of an episode: order of phases, stage moves, learning rates, measurement of fossils."""
 
 import math
 from dataclasses import replace
@@ -25,8 +25,9 @@ def test_stages_ages_and_alphas_of_a_seed_epoch_by_epoch() -> None:
         table, at = env.table, (0, 1)
         alpha = round(float(table.alpha[at]), 3)
         lines.append((Stage(int(table.stage[at])).name, table.age[at], table.epochs_in_stage[at], alpha))
-    # Two epochs of incubation, then one epoch each at alpha 1/3, 2/3 and 1, then held. SET_ALPHA_TARGET gives
-    # one epoch each at 0.833, 0.667 and 0.5 (a line has the alpha of the next epoch), later 1 at once.
+    # The seed has two epochs of incubation, one epoch each at alpha 1/3, 2/3 and 1, and is then held. The
+    # first SET_ALPHA_TARGET gives one epoch each at alpha 0.833, 0.667 and 0.5, the second gives alpha 1 at
+    # once. A line has the alpha of the next epoch.
     assert lines == [
         ("TRAINING", 1, 1, 0.0),
         ("BLENDING", 2, 0, 0.333),
@@ -51,7 +52,7 @@ def test_seed_advances_only_by_action_without_auto_forward() -> None:
         env.step(chosen)
         stages.append(stages_of(env)[1].name)
     assert stages == ["GERMINATED", "GERMINATED", "TRAINING", "TRAINING", "BLENDING"]
-    # The second ADVANCE is refused after one of two epochs of incubation.
+    # The second ADVANCE is refused, because the seed has had only one of two epochs of incubation.
     found = [(row.refused_by, row.failed_checks) for row in sink.of(DecisionRow)[2:]]
     assert found == [(None, []), ("G2", ["epochs"]), (None, [])]
 
@@ -64,7 +65,8 @@ def test_reset_returns_the_validation_of_the_untrained_host_and_nan_for_training
     assert math.isnan(facts.host_gradient_norm)
     assert 0.0 <= facts.val_score <= 100.0
     assert facts.val_loss > 0.0
-    # Host 2-4-4 with 1×1 kernels: (2+2) + (8+4) + (16+4), GroupNorm 2·(2+4+4), head 40+10.
+    # Parameters of the host with widths 2-4-4 and 1×1 kernels: convolutions (2+2) + (8+4) + (16+4), GroupNorm
+    # 2·(2+4+4), head 40+10.
     assert (facts.params, facts.grown_params, facts.param_budget) == (106, 0, 20 * 106)
 
 
@@ -75,8 +77,8 @@ def test_cosine_rates_of_host_and_seed_start_at_their_own_birth_and_end_at_the_h
         env.step(plant(0) if epoch == 2 else WAIT)
         host.append(env.host.optimiser.param_groups[0]["lr"])
         seed += [group["lr"] for group in env.host.optimiser.param_groups[1:]]
-    # 0.05·(1 + cos(pi·k/4))/2 for the host; the schedule of the seed starts at epoch 2, and the commit
-    # removes the seed after the last epoch.
+    # Learning rate of the host in epoch k: 0.05·(1 + cos(π·k/4))/2. The seed's schedule starts at epoch 2,
+    # and the commit removes the seed after the last epoch.
     np.testing.assert_allclose(host, [0.05, 0.042678, 0.025, 0.007322], rtol=1e-4)
     np.testing.assert_allclose(seed, [0.05])
     with pytest.raises(RuntimeError, match=r"this episode has ended; call reset\(\)"):
@@ -87,7 +89,7 @@ def test_rate_of_an_incubating_seeds_parameter_group_follows_its_own_schedule() 
     rules = LifecycleRules(min_training_epochs=9)
     env, _ = started(tiny_task(horizon=8, batches_per_epoch=2, rules=rules))
     run(env, {4: plant(0)}, until=6)
-    # Second minibatch of the sixth epoch: progress (5.5 − 4) / (8 − 4) since the seed's birth.
+    # In the second minibatch of the sixth epoch the seed's schedule has progress (5.5 − 4) / (8 − 4).
     rate = 0.05 * 0.5 * (1.0 + math.cos(math.pi * 1.5 / 4.0))
     assert env.model.groups.own_group(0)["lr"] == pytest.approx(rate)  # type: ignore[union-attr]
 
@@ -104,6 +106,6 @@ def test_contribution_of_a_fossil_is_not_measured_after_its_watch_epochs() -> No
     rules = LifecycleRules(min_training_epochs=2, fossil_watch_epochs=1)
     env, sink = started(tiny_task(horizon=12, rules=rules))
     run(env, {0: plant(1), 5: action(LifecycleOp.FOSSILIZE, 1)}, until=10)
-    # Fossilized before epoch 6, so it is measured once as a fossil, at epoch 6.
+    # The seed is fossilized before epoch 6, so it is measured once as a fossil, at epoch 6.
     assert env.table.epochs_since_measured[0, 1] == 10 - 6
     assert max(row.epoch for row in sink.of(CounterfactualRow)) == 6

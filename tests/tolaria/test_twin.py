@@ -1,4 +1,4 @@
-"""The do-nothing twin of an episode, and whole episodes of several environments."""
+"""The twin of an episode, in which no seed is planted, and whole episodes of several environments."""
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def test_twin_equals_an_episode_in_which_the_controller_waits() -> None:
 def test_host_of_a_growing_episode_equals_its_twin_until_the_seed_is_blended() -> None:
     grown, _ = started(TASK)
     idle, _ = started(TASK)
-    # Incubation lasts two epochs and does not change the host; blending does.
+    # Incubation lasts two epochs and does not change the host; blending changes the host.
     for epoch, shared in ((0, True), (1, True), (2, True), (3, False)):
         assert (host_bits(grown) == host_bits(idle)) == shared
         run(grown, {0: plant(1)}, until=epoch + 1)

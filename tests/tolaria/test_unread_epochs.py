@@ -1,4 +1,4 @@
-"""Epochs without device reads end in the same state as epochs whose every minibatch is checked."""
+"""Training without reads from the device ends in the same state as training that checks every minibatch."""
 
 import math
 from collections.abc import Callable
@@ -23,7 +23,7 @@ SLOW = LifecycleRules(min_training_epochs=3, min_prune_age=1, embargo_epochs=2)
 
 
 class NoReads(TorchDispatchMode):
-    """Raises on float(), bool() and item(), which wait for a device, except for ``excused`` data pointers."""
+    """Raises on float(), bool() and item(), which wait for a device; tensors in ``excused`` are exempt."""
 
     def __init__(self, excused: Callable[[], set[int]] = set) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_training_reads_no_tensor_with_blended_and_incubating_seeds(
 
 
 def checking(env: MorphEnv) -> MorphEnv:
-    """Let the environment train only in the checked mode, minibatch by minibatch."""
+    """Let the environment check every minibatch for non-finite numbers."""
     begin = env.host.begin_epoch
 
     def begin_epoch(epoch: int) -> None:
@@ -98,7 +98,7 @@ def checking(env: MorphEnv) -> MorphEnv:
 def compared(task: TaskSpec, spoil: Callable[[MorphEnv], None]) -> list[tuple[MorphEnv, ListSink]]:
     """Run ten epochs without and with checks; ``spoil`` runs before the seventh.
 
-    At that time two seeds are blended and one incubates.
+    Before the seventh epoch two seeds are blended and one incubates.
     """
     pairs = [started(task), started(task)]
     checking(pairs[1][0])
@@ -127,7 +127,8 @@ def first_weight(slot: int | None, value: float) -> Callable[[MorphEnv], None]:
     [
         (lambda env: None, [], 0, 0),
         (first_weight(0, math.nan), [0], 0, 0),
-        (first_weight(0, math.inf), [0], 0, 0),  # tanh keeps loss and gradient finite
+        # The blend operator's tanh keeps loss and gradient finite.
+        (first_weight(0, math.inf), [0], 0, 0),
         (first_weight(1, math.nan), [1], 1, 0),
         (first_weight(2, math.inf), [2], 1, 0),
         (first_weight(None, math.nan), [], 1, 1),
@@ -141,7 +142,7 @@ def first_weight(slot: int | None, value: float) -> Callable[[MorphEnv], None]:
         "host nan",
     ],
 )
-def test_unread_epoch_ends_in_the_same_state_as_a_checked_one(
+def test_epoch_without_device_reads_ends_in_the_same_state_as_a_checked_epoch(
     spoil: Callable[[MorphEnv], None], pruned: list[int], skipped: int, rolled_back: int
 ) -> None:
     task = noisy_task(batches_per_epoch=4, horizon=12, rules=SLOW)

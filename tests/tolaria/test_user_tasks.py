@@ -72,7 +72,7 @@ def test_module_task_finds_sites_of_both_topologies_and_splits_the_samples() -> 
     assert torch.cat([part.x for part in parts]).sum() == pytest.approx(IMAGES.sum().item(), rel=1e-3)
 
 
-def test_digest_changes_with_the_data() -> None:
+def test_task_digest_changes_with_the_data() -> None:
     other = module_task(ConvThenLinear, IMAGES + 1.0, CLASSES, name="mine", batch_size=16)
     assert small_task().digest() == small_task().digest() != other.digest()
 
@@ -91,7 +91,10 @@ def test_digest_changes_with_the_data() -> None:
             {"batch_size": 97}, DataError, "task 'bad' has 160 inputs and 160 targets; ", id="batch too large"
         ),
         pytest.param(
-            {"validation": 0.0}, DataError, "task 'bad' has 160 inputs and 160 targets; ", id="no validation"
+            {"validation": 0.0},
+            DataError,
+            "task 'bad' has 160 inputs and 160 targets; ",
+            id="no validation samples",
         ),
         pytest.param(
             {"build": lambda: 3},
@@ -100,7 +103,10 @@ def test_digest_changes_with_the_data() -> None:
             id="no module",
         ),
         pytest.param(
-            {"slots": "conf"}, EsperError, "unknown submodule of ConvThenLinear for a slot 'conf'", id="slot"
+            {"slots": "conf"},
+            EsperError,
+            "unknown submodule of ConvThenLinear for a slot 'conf'",
+            id="unknown slot",
         ),
     ],
 )
@@ -204,7 +210,7 @@ def test_task_with_float_targets_is_a_regression() -> None:
 @pytest.mark.parametrize("task", [make_task, f"{__name__}:make_task"], ids=["function", "import path"])
 def test_gymnasium_environment_takes_a_users_task(task: object) -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    import esper.gym  # registers the environment
+    import esper.gym  # The import registers the environment.
 
     env = gymnasium.make(esper.gym.ENV_ID, task=task, steps=3)
     seen, _ = env.reset(seed=0)
@@ -219,7 +225,7 @@ def test_gymnasium_environment_takes_a_users_task(task: object) -> None:
 
 def test_gymnasium_environment_refuses_a_function_that_returns_no_task() -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    import esper.gym  # registers the environment
+    import esper.gym  # The import registers the environment.
 
     with pytest.raises(EsperError, match="task 'not_a_task' returned int; return esper"):
         gymnasium.make(esper.gym.ENV_ID, task=not_a_task)

@@ -30,7 +30,7 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def check_loader(loader: Iterable[Any], name: str) -> None:
-    """Refuse a loader that can be read only once. (A DataLoader draws a number for every iterator.)"""
+    """Refuse a loader that can be iterated only once. Each iterator of a DataLoader draws a number."""
     try:
         once = iter(loader) is loader
     except TypeError:
@@ -51,7 +51,7 @@ def check_loader(loader: Iterable[Any], name: str) -> None:
 def untouched_streams(*loaders: Iterable[Any]) -> Iterator[None]:
     """Restore the random states of torch, numpy, Python and the loaders on exit."""
     own = [(generator, generator.get_state()) for loader in loaders for generator in generators_of(loader)]
-    numpy_state = np.random.get_state()  # noqa: NPY002  data sets of users draw from it
+    numpy_state = np.random.get_state()  # noqa: NPY002  data sets of users may draw from numpy's global state
     python_state = random.getstate()
     with torch.random.fork_rng():
         try:
@@ -72,7 +72,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def endless(loader: Iterable[Any], device: torch.device, name: str) -> Iterator[Any]:
-    """Yield the loader's batches on ``device``, again and again."""
+    """Yield the batches of a loader on ``device``, pass after pass without end."""
     while True:
         empty = True
         for batch in loader:
@@ -83,7 +83,7 @@ def endless(loader: Iterable[Any], device: torch.device, name: str) -> Iterator[
 
 
 def first_batches(loader: Iterable[Any], device: torch.device, name: str, samples: int) -> list[Any]:
-    """Return the first batches of the loader, until they hold ``samples`` or it ends."""
+    """Return the first batches of a loader: enough for ``samples`` samples, or all batches."""
     batches: list[Any] = []
     held = 0
     for batch in loader:
@@ -108,7 +108,7 @@ def size_of(batch: Any) -> int:
 
 
 def parts_of(batch: Any, count: int) -> list[Any]:
-    """Split a batch into at most ``count`` parts of nearly equal size and the same form."""
+    """Split a batch into at most ``count`` batches of nearly equal size with the same structure."""
     size = size_of(batch)
     count = min(count, size)
     bounds = [size * i // count for i in range(count + 1)]
@@ -124,7 +124,8 @@ def _mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
         return change(tree)
     if isinstance(tree, Mapping):
         mapped = {key: _mapped(value, change) for key, value in tree.items()}
-        with contextlib.suppress(TypeError):  # a mapping of another class may be built in another way
+        # A mapping class of a user may have a constructor that takes no dict; a plain dict is returned then.
+        with contextlib.suppress(TypeError):
             return type(tree)(mapped)  # type: ignore[call-arg]
         return mapped
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -135,12 +136,12 @@ def _mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def inputs_of(batch: Any) -> Any:
-    """Return the arguments of the network for this batch."""
+    """Return the arguments that the network is called with for a batch."""
     return tuple(batch[:-1]) if isinstance(batch, tuple | list) and len(batch) > 1 else batch
 
 
 def loss_of(net: nn.Module, batch: Any, loss: Loss) -> Tensor:
-    """Return the loss of a batch; raise unless it is one number."""
+    """Return the loss of a batch; raise unless the loss is one number."""
     is_pair = isinstance(batch, tuple | list) and len(batch) > 1
     try:
         value: Any = loss(net(*batch[:-1]), batch[-1]) if is_pair else loss(net, batch)
@@ -171,8 +172,7 @@ def _described(batch: Any) -> str:
 
 @dataclass
 class EpochTrainer:
-    """Trains a network on a loader, epoch by epoch, at a constant rate that falls to zero over the last
-    fifth."""
+    """Trains a network on a loader; the learning rate is constant and falls to zero over the last fifth."""
 
     net: nn.Module
     optimizer: Optimizer
@@ -180,22 +180,22 @@ class EpochTrainer:
     loader: Iterable[Any]
     ledger: ComputeLedger
     epochs: int | None
-    """Length of the training in passes over the loader, or None with a budget."""
+    """Length of the training in passes over the loader; None if a compute budget is given."""
     budget: float | None
-    """Length of the training in FLOPs."""
+    """Compute budget of the training in FLOPs."""
     done: int = 0
     """Epochs trained so far."""
     steps: int = 0
-    """Steps of the present epoch."""
+    """Number of steps done in the current epoch."""
     steps_of_epoch: int = 0
-    """Steps of the last whole epoch; 0 before its end."""
+    """Number of steps of the last complete epoch; 0 before the first epoch ends."""
 
     def __post_init__(self) -> None:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
 
     @property
     def progress(self) -> float:
-        """Share of the training that is over."""
+        """Fraction of the training that is done, from 0 to 1."""
         if self.budget is not None:
             return self.ledger.charged / self.budget
         assert self.epochs is not None
@@ -205,7 +205,7 @@ class EpochTrainer:
     def train(
         self, sample_flops: float, incubating: int, incubate: Callable[[Callable[[], Tensor]], None]
     ) -> float:
-        """Train one epoch and return the mean loss; NaN if a loss was not finite, which ends the epoch.
+        """Train one epoch and return the mean loss; a non-finite loss ends the epoch and NaN is returned.
 
         Args:
             sample_flops: Forward FLOPs of one sample.
@@ -242,7 +242,7 @@ class EpochTrainer:
         return sum(losses) / len(losses)
 
     def end_epoch(self) -> None:
-        """Count the epoch, and compute progress from whole epochs again."""
+        """Increase the number of finished epochs and compute the progress from finished epochs."""
         self.done += 1
         self.steps = 0
 
@@ -265,7 +265,7 @@ class EpochTrainer:
 
 
 def check_length(epochs: Any, budget: Any) -> None:
-    """Check the length of a training: one of both, and above 0."""
+    """Check the length of a training: either epochs or a FLOP budget, above 0."""
     if (epochs is None) == (budget is None):
         raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
     name, length = ("epochs", epochs) if budget is None else ("budget", budget)
@@ -274,7 +274,7 @@ def check_length(epochs: Any, budget: Any) -> None:
 
 
 def check_settings(higher_is_better: Any, **limits: Any) -> None:
-    """Check the direction of the metric, and limits that are whole numbers from 0 on or None."""
+    """Check the direction of the metric and the limits; a limit is None or a whole number from 0 on."""
     if not isinstance(higher_is_better, bool):
         raise EsperError(f"higher_is_better is {higher_is_better!r}; pass True, or False for a loss")
     for name, limit in limits.items():
@@ -283,7 +283,7 @@ def check_settings(higher_is_better: Any, **limits: Any) -> None:
 
 
 def check_calibration(batches: Any) -> None:
-    """Check calibration batches, without iterating: a DataLoader would draw a number."""
+    """Check calibration batches without an iterator, because a DataLoader's iterator draws a number."""
     if batches is not None and (not isinstance(batches, Iterable) or isinstance(batches, Iterator)):
         raise EsperError(
             f"calibrate is a {type(batches).__name__}; pass a DataLoader or a list of training batches, which"

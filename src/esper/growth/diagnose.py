@@ -1,8 +1,9 @@
-"""Diagnosis of a network: is it too small, and where?
+"""Diagnosis that measures whether a network is too small, and at which submodule.
 
-One backward pass scores every blueprint at every site; the best of them learn for a short while in the frozen
-network, and the best two of these for longer, together with it. A copy of the network trains without a seed
-for the same compute. Everything runs on copies; random states and loaders are restored."""
+One backward pass scores every blueprint at every site. The candidates with the best scores train briefly in
+the frozen network; then the best two candidates train longer, jointly with the network. A copy of the network
+trains without a seed for the same compute. The diagnosis runs on copies of the network and restores random
+states and loaders."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ BLUEPRINTS: Final[Blueprints] = {
 DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
 
 
-def diagnose(  # noqa: PLR0913  all but three by name
+def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
     net: nn.Module,
     train_loader: Iterable[Any],
     val_loader: Iterable[Any],
@@ -47,7 +48,7 @@ def diagnose(  # noqa: PLR0913  all but three by name
     """Measure whether a seed at some site, or training longer, would lower the validation loss.
 
     Args:
-        net: Network to diagnose; it is not changed.
+        net: Network to diagnose; the network is not changed.
         train_loader: Training batches. Batches ``(inputs…, target)`` are used as
             ``loss(net(*inputs), target)``, all others as ``loss(net, batch)``.
         val_loader: Validation batches.
@@ -56,12 +57,12 @@ def diagnose(  # noqa: PLR0913  all but three by name
         budget: Limit in FLOPs.
         slots: Names of submodules to try, globs, or ``"auto"``.
         blueprints: Names of blueprints to try; two per topology unless given.
-        sample: Input that the network is called with, if a batch does not show it.
-        optimizer: Optimiser whose copy trains the control at its initial rate; Adam at the best of three
-            rates unless given.
+        sample: Input that the network is called with; required if it does not follow from a batch.
+        optimizer: Optimiser whose copy trains the control at the initial learning rate; without it, Adam at
+            the best of three learning rates.
 
     Returns:
-        A diagnosis with a verdict, a table, and ``plant`` to follow it up.
+        A diagnosis with a verdict, a table, and a method ``plant`` that plants the recommended seed.
 
     Raises:
         DataError: A loader or the loss cannot be used.
@@ -89,8 +90,9 @@ def diagnose(  # noqa: PLR0913  all but three by name
 def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Module:
     """Plant a permanent seed after the submodule ``place``.
 
-    The network stays a plain module of its class and computes the same until it is trained, because the seed
-    starts at zero. Make the optimiser afterwards, or add the new parameters to it.
+    The network stays a plain module of its class. Its output does not change until the next training step,
+    because the output of a new seed is zero. Construct the optimiser after planting, or add the seed's
+    parameters to the optimiser.
 
     Args:
         net: Network to grow.
@@ -103,7 +105,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
 
     Raises:
         HostError: ``place`` names no single submodule that can carry a slot.
-        BlueprintError: The blueprint does not fit; the network is left as it was.
+        BlueprintError: The blueprint does not fit; the network is unchanged.
     """
     growth = Growth(net, sample=sample, slots=place, controller=None)
     try:
@@ -114,7 +116,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
             )
         growth.germinate(growth.slots[0], blueprint)
         growth.finish(merge=False)
-    except BaseException:  # Ctrl-C too leaves the network as it was
+    except BaseException:  # Ctrl-C also leaves the network unchanged.
         growth.detach()
         raise
     return net

@@ -1,4 +1,4 @@
-"""Report of a diagnosis: rows, a verdict by one rule, and its text, HTML and JSON."""
+"""Report of a diagnosis: candidate rows, verdict, and output as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -18,30 +18,32 @@ from esper.leyline.errors import HostError
 Verdict = Literal["grow", "train longer first", "nowhere", "unclear"]
 
 ERRORS: Final = 2.0
-"""Number of standard errors that a change must exceed."""
+"""Number of standard errors that a change of the loss must exceed."""
 LEAST_CHANGE: Final = 0.02
-"""Share of the loss below which a change is ignored."""
+"""Fraction of the loss; smaller changes of the loss are ignored."""
 BEYOND_CONTROL: Final = 0.5
-"""Smallest gain of a seed, as a share of the gain of training longer, for the verdict *grow*."""
+"""Smallest gain of a seed, as a fraction of the gain of longer training, for the verdict *grow*."""
 OVERFITTING: Final = 0.2
-"""Share of the validation loss by which the training loss lies below it if the network overfits."""
+"""A network overfits if its training loss is below its validation loss by this fraction of the latter."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """One candidate: a blueprint at a site. Changes of the validation loss below zero are improvements."""
+    """Candidate of a diagnosis: a blueprint at a site. Negative changes of the validation loss are
+    improvements.
+    """
 
     place: str
     blueprint: str
     parameters: int
     flops: int
-    """Forward FLOPs of one sample, in addition to the network's."""
+    """Forward FLOPs that the seed adds per sample."""
     first_order: float
-    """Slope of the validation loss at birth along the candidate's normalised training gradient."""
+    """Slope of the validation loss of a new seed along its normalised training gradient."""
     change: Paired | None = None
-    """Change against the present network; None for a candidate that did not start."""
+    """Change of the validation loss from the diagnosed network; None for a candidate that was not trained."""
     beyond: Paired | None = None
-    """Change against the network trained longer with the same compute."""
+    """Change of the validation loss from the network trained longer with the same compute."""
     steps: int = 0
 
     @property
@@ -51,7 +53,7 @@ class CandidateRow:
 
 
 class Realised(NamedTuple):
-    """Realised change of the validation loss and its prediction."""
+    """Measured change of the validation loss after growth, and the predicted change."""
 
     place: str
     blueprint: str
@@ -68,9 +70,9 @@ def decide(
 ) -> tuple[Verdict, CandidateRow | None, str]:
     """Return the verdict, the recommended row, and the reason.
 
-    The row is the best of those that ran longest. It must be better than the network as it is and than the
-    control, each by more than its error and by a share of the loss; where training longer helps as well, also
-    by a share of that.
+    The recommended row is the best of the candidates that trained for the most steps. Its loss must be below
+    that of the diagnosed network and that of the control, each by more than the standard error and by a
+    fraction of the loss. If longer training helps too, the seed must also reach a fraction of that gain.
     """
     ran = [(-row.steps, row.change.mean, row) for row in rows if row.change and row.beyond]
     if not ran:
@@ -91,7 +93,7 @@ def decide(
 
 
 def _is_clear(change: Paired, least: float) -> bool:
-    """Return whether a decrease exceeds its error and the threshold; False if the error is unknown."""
+    """Return whether a decrease of the loss exceeds error and threshold; False if the error is unknown."""
     return -change.mean > least and -change.mean > ERRORS * change.error
 
 
@@ -101,33 +103,33 @@ def _could_be_clear(change: Paired, least: float) -> bool:
 
 @dataclass
 class Diagnosis:
-    """Is the network too small, and where? ``print`` it, or show it in a notebook."""
+    """Result of a diagnosis: verdict, recommended site and candidates; ``print`` and notebooks show it."""
 
     network: str
     verdict: Verdict
     place: str | None
-    """Recommended site, for the verdict *grow*."""
+    """Recommended site; given for the verdict *grow* only."""
     blueprint: str | None
     reason: str
     val_loss: float
     train_loss: float
     rows: list[CandidateRow]
-    """Candidates, best first; those that did not start last."""
+    """Candidates, best first; candidates that were not trained are last."""
     control: Paired | None
     """Change of the validation loss by training longer with the same compute."""
     control_steps: int
     seconds: float
     flops: float
-    """FLOPs of this diagnosis."""
+    """FLOPs that the diagnosis used."""
     realised: list[Realised] = field(default_factory=list)
     sample: Any = field(default=None, repr=False)
-    """Input that the network was called with."""
+    """Input that the network was called with in the diagnosis."""
     probe: Probe | None = field(default=None, repr=False)
     base: Tensor | None = field(default=None, repr=False)
 
     @property
     def fit(self) -> str:
-        """Sentence about over- or underfitting."""
+        """Statement whether the network over- or underfits."""
         if self.val_loss - self.train_loss > OVERFITTING * abs(self.val_loss):
             return "overfits: the training loss is far below the validation loss"
         if self.verdict in {"grow", "train longer first"}:
@@ -135,9 +137,9 @@ class Diagnosis:
         return "no sign of overfitting"
 
     def compare(self, net: nn.Module, place: str | None = None, blueprint: str | None = None) -> Realised:
-        """Measure a network that was grown and trained, and store it with the prediction.
+        """Measure a network that was grown and trained, and store the result with the predicted change.
 
-        Without names it is the recommended candidate that was grown.
+        Without names of site and blueprint, the grown seed is the recommended candidate.
         """
         place, blueprint = place or self.place or "", blueprint or self.blueprint or ""
         assert self.probe is not None
@@ -148,17 +150,17 @@ class Diagnosis:
         return self.realised[-1]
 
     def plant(self, net: nn.Module, place: str | None = None, blueprint: str | None = None) -> nn.Module:
-        """Plant the recommended seed, or another one, for good; return ``net``, ready to be trained.
+        """Plant the recommended or another seed permanently; return ``net``, ready to be trained.
 
         Args:
             net: The network that was diagnosed, or a copy of it.
-            place: Name of a submodule; the recommended one unless given.
-            blueprint: Name of a blueprint; the recommended one unless given.
+            place: Name of a submodule; the recommended site unless given.
+            blueprint: Name of a blueprint; the recommended blueprint unless given.
 
         Raises:
-            HostError: Nothing was recommended and nothing was named.
+            HostError: The diagnosis recommends no seed, and no site and blueprint are given.
         """
-        from esper.growth.diagnose import plant  # noqa: PLC0415  which makes diagnoses
+        from esper.growth.diagnose import plant  # noqa: PLC0415  diagnose.py imports this module
 
         place, blueprint = place or self.place, blueprint or self.blueprint
         if place is None or blueprint is None:
@@ -168,7 +170,7 @@ class Diagnosis:
         return plant(net, place, blueprint, sample=self.sample)
 
     def json(self) -> str:
-        """Return everything as one JSON object; unknown values are null."""
+        """Return the diagnosis as one JSON object; unknown values are null."""
         left_out = {"probe", "base", "rows", "sample"}
         shown = {k: v for k, v in vars(self).items() if k not in left_out}
         shown |= {"fit": self.fit, "rows": [_plain(row) for row in self.rows]}
@@ -223,11 +225,11 @@ COLUMNS: Final[dict[str, Callable[[CandidateRow], str]]] = {
     "first order": lambda row: significant(row.first_order),
     "steps": lambda row: count(row.steps),
 }
-"""Columns of the table: heading, and text of the cell."""
+"""Columns of the candidate table: heading, and function that formats the cell."""
 
 
 def _shown(change: Paired | None) -> str:
-    """Format a change with as many decimals as its error justifies."""
+    """Format a change of the loss with as many decimals as its standard error justifies."""
     if change is None:
         return UNKNOWN
     scale = change.error if change.error > 0 else abs(change.mean)

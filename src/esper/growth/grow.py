@@ -42,20 +42,20 @@ if TYPE_CHECKING:
     from esper.run.grow_directory import GrowDirectory
 
 RATE: Final = 1e-3
-"""Learning rate of the AdamW that trains where no optimiser is given."""
+"""Learning rate of AdamW if the caller gives no optimiser."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """A network that was grown, and its history."""
+    """Result of ``esper.grow``: the grown network and the history of its training."""
 
     net: nn.Module
-    """Plain module of its own class, with torch modules only."""
+    """Grown network as a plain module of its own class, with torch modules only."""
     epochs: tuple[Epoch, ...]
-    """The first is the untrained network."""
+    """Results by epoch; the first entry is the untrained network."""
     events: tuple[GrowthEvent, ...]
     ledger: ComputeLedger
-    """FLOPs and seconds by purpose."""
+    """FLOPs and seconds of the training by purpose."""
     saved: dict[str, Any]
 
     def __repr__(self) -> str:
@@ -64,7 +64,7 @@ class Grown:
         return f"Grown({name}, {last.params:,} parameters, validation loss {last.val_loss:.4g})"
 
     def summary(self) -> str:
-        """Return losses, parameters, compute and the events of growth as text."""
+        """Return losses, parameters, compute and growth events as text."""
         first, last = self.epochs[0], self.epochs[-1]
         best = min(epoch.val_loss for epoch in self.epochs)
         own = sum(p.numel() for p in self.net.parameters())
@@ -80,11 +80,11 @@ class Grown:
         return "\n".join(lines)
 
     def save(self, path: Path | str) -> None:
-        """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network."""
+        """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns the network."""
         network_file.save(self.saved, Path(path))
 
 
-def grow(  # noqa: PLR0913  all but three by name
+def grow(  # noqa: PLR0913  all arguments but three are keyword-only
     net: nn.Module,
     train_loader: Iterable[Any],
     val_loader: Iterable[Any],
@@ -106,10 +106,11 @@ def grow(  # noqa: PLR0913  all but three by name
     resume: bool = False,
     show: Callable[[str], None] = print,
 ) -> Grown:
-    """Train ``net`` and let it grow on the way.
+    """Train ``net`` and plant seeds during the training.
 
-    The learning rate is constant and falls to zero over the last fifth. After an error or Ctrl-C ``net`` is a
-    plain module, as far as it was trained, and the optimiser has its learning rate again.
+    The learning rate is constant and falls to zero over the last fifth of the training. After an error or
+    Ctrl-C ``net`` is a plain module with the weights trained so far, and the optimiser has its initial
+    learning rate.
 
     Args:
         net: Network to train.
@@ -125,7 +126,7 @@ def grow(  # noqa: PLR0913  all but three by name
         races: Run races, so that the controller can read their results; by default only for ``"auto"`` and
             ``"race"``.
         max_params: Largest number of parameters of all seeds together.
-        sample: Input that the network is called with, if a batch does not show it.
+        sample: Input that the network is called with; required if it does not follow from a batch.
         follow: Copies of the network that receive every seed too.
         rollback: Return to the last good epoch when the validation loss diverges.
         shapley: Also measure Shapley values and interactions of the seeds.
@@ -205,14 +206,15 @@ def _directory(out: Path | str | None, *, resume: bool) -> GrowDirectory | None:
         if resume:
             raise EsperError("resume=True goes on from a folder; name it with out=")
         return None
-    from esper.run.grow_directory import GrowDirectory  # noqa: PLC0415  loads a database
+    # imported here because it loads a database library
+    from esper.run.grow_directory import GrowDirectory  # noqa: PLC0415
 
     return GrowDirectory(Path(out), resume=resume)
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """The batches of a loader without their targets."""
+    """Iterable over the inputs of a loader's batches, without targets."""
 
     loader: Iterable[Any]
     device: torch.device

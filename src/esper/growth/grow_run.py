@@ -1,4 +1,4 @@
-"""One training by ``grow``, epoch by epoch: train, measure, race if due, decide, record."""
+"""One training by ``esper.grow``; each epoch trains, measures, runs a race if due, decides and records."""
 
 from __future__ import annotations
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from esper.run.grow_directory import GrowDirectory
 
 MOMENTS: Final = (0.1, 0.3)
-"""Shares of the training after which a race is due, at the next end of an epoch."""
+"""Fractions of the training after which a race is due; the race runs at the end of that epoch."""
 RACE_SHARE: Final = 0.1
-"""Largest share of the training's compute for all races; in a short training the first race may use all of
-it."""
+"""Largest fraction of the training's compute for all races; in a short training the first race may use all of
+that compute.
+"""
 MOST_COST: Final = 4.0
-"""Compute of a seed, relative to that of the network, above which it is not raced."""
+"""Largest compute of a candidate seed relative to the network; seeds with more compute do not enter a race.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Epoch:
     val_loss: float
     params: int
     flops: float
-    """FLOPs since the beginning: training, races and counterfactuals."""
+    """FLOPs since the start of the training: steps, races and counterfactuals."""
 
 
 class GrowRun:
@@ -71,12 +73,12 @@ class GrowRun:
         self._broken = False
         self.races = True
         self._raced = 0
-        """Number of moments at which a race was due."""
+        """Number of races that were due so far."""
         self.epochs: list[Epoch] = []
         self.events: list[GrowthEvent] = []
 
     def epochs_left(self) -> Iterator[str]:
-        """Train to the end: train, measure, race if due, decide, record; yield the lines of each epoch."""
+        """Train to the end and yield the printed lines of each epoch."""
         growth = self._growth
         if not self.epochs:
             self.epochs.append(Epoch(math.nan, fmean(self._evaluate()), self._params(), 0.0))
@@ -116,7 +118,7 @@ class GrowRun:
     # --- measure --------------------------------------------------------------------------------------
 
     def _measure(self, *, is_last: bool) -> list[GrowthEvent]:
-        """Measure network and seeds; the counterfactuals of the last epoch are not charged."""
+        """Measure network and seeds; the compute of counterfactuals in the last epoch is not charged."""
         growth, self._evaluations = self._growth, 0
         forward = growth.flops / self._sampled
         events = growth.measure_epoch(self._evaluate, every_seed=is_last, broken=self._broken)
@@ -142,8 +144,9 @@ class GrowRun:
     # --- race -----------------------------------------------------------------------------------------
 
     def _race_is_due(self) -> bool:
-        """Return whether a race comes after this epoch: at its moment, without a live seed, within its
-        share."""
+        """Return whether a race follows this epoch: a race is due, no seed is live, and compute for races is
+        left.
+        """
         table, ledger = self._growth.network.table, self._growth.ledger
         progress = self._trainer.progress
         due = sum(moment <= progress for moment in MOMENTS)
@@ -153,7 +156,7 @@ class GrowRun:
         return not ledger.race or self._race_limit() >= ledger.race / 2
 
     def _race_limit(self) -> float:
-        """Return the FLOPs that are left for races."""
+        """Return the FLOPs that races may still use."""
         progress, ledger = self._trainer.progress, self._growth.ledger
         return RACE_SHARE * ledger.charged / progress - ledger.race
 
@@ -163,7 +166,7 @@ class GrowRun:
         return list(np.flatnonzero(free).tolist())
 
     def _run_race(self) -> RaceResult:
-        """Race in the free slots; the network continues from the weights of the race's control."""
+        """Run a race in the free slots; the network then continues from the weights of the race's control."""
         growth, ledger = self._growth, self._growth.ledger
         limit, network = Limit(flops=self._race_limit()), growth.network
         room = math.inf if network.max_params is None else network.max_params - network.grown_params()
@@ -190,7 +193,7 @@ class GrowRun:
                     if each.beyond is not None
                 ]
             elif fits:
-                self._raced = len(MOMENTS)  # later there is not more compute left for a race
+                self._raced = len(MOMENTS)  # Later epochs have no more compute for a race than this one.
             ledger.charge(race=limit.spent)
             self._race_note = TOO_SHORT if fits else NOTHING_FITS
             return RaceResult(tuple(found), race.probe.mean(race.base))
@@ -212,7 +215,9 @@ class GrowRun:
     # --- record ---------------------------------------------------------------------------------------
 
     def write_to(self, directory: GrowDirectory, settings: dict[str, Any], device: str) -> None:
-        """Write rows and checkpoints to ``directory``, and continue from its checkpoint if it has one."""
+        """Write rows and checkpoints to ``directory``; continue from the checkpoint in ``directory`` if there
+        is one.
+        """
         self._directory = directory
         name = "none" if self._growth.controller is None else self._growth.controller.name
         self._growth.recorder.sink = directory.begin(self._growth.network, name, settings, device)
@@ -223,7 +228,7 @@ class GrowRun:
         return nullcontext() if self._directory is None else self._directory.rows_of(len(self.epochs))
 
     def _record(self, train_loss: float) -> None:
-        """Emit the rows of the epoch; scores from 0 to 100 are unknown for a user's loss."""
+        """Emit the rows of the epoch; scores from 0 to 100 are null, because a user's loss has no scale."""
         growth = self._growth
         growth.recorder.epoch(
             replace(growth.facts, train_loss=train_loss, val_score=math.nan),
@@ -236,7 +241,7 @@ class GrowRun:
         )
 
     def record_end(self) -> None:
-        """Emit the row of the whole training, as one episode."""
+        """Emit one episode row for the whole training."""
         if self._directory is None:
             return
         growth, params = self._growth, self._params()
@@ -269,7 +274,7 @@ class GrowRun:
             self._directory.save(self._state())
 
     def _state(self) -> dict[str, Any]:
-        """Return everything that the training continues from."""
+        """Return the state from which the training can be resumed."""
         return {
             "net": self._growth.net.state_dict(),
             "optimizer": self._optimizer.state_dict(),

@@ -1,4 +1,4 @@
-"""Growth of a user's network inside the user's training loop and with the user's optimiser.
+"""Growth of a user's network inside the user's training loop, with the user's optimiser.
 
 ::
 
@@ -42,21 +42,23 @@ from esper.tamiyo.controller_registry import controller_from
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
-"""Number of epochs where the user gives none."""
+"""Default number of epochs."""
 MEASURED_SEEDS: Final = 4
-"""Seeds measured per epoch, one call of evaluate each; permanent seeds are measured on request."""
+"""Largest number of seeds measured per epoch, each by one call of ``evaluate``; permanent seeds are measured
+on request only.
+"""
 
 
 class Growth(ManualGrowth):
-    """Slots in a user's network, the seeds in them, and the controller that decides about them.
+    """Slots in a user's network, the seeds in the slots, and the controller that plants and prunes seeds.
 
-    The network computes the same as before, bit for bit, until a seed is planted.
+    Until a seed is planted, the outputs of the network are bit-equal to those without slots.
 
     Args:
         net: Network that is trained, also inside ``torch.compile`` or ``DistributedDataParallel``.
-        optimizer: Optimiser that trains it, or a list of them; without it, call ``bind`` later.
-        sample: Input that the network is called with: a tensor, a tuple of arguments, or a dict of named
-            ones.
+        optimizer: Optimiser of the network, or a list of optimisers; without one, call ``bind`` later.
+        sample: Input that the network is called with: a tensor, a tuple of arguments, or a dict of
+            keyword arguments.
         slots: Names of submodules, globs, or ``"auto"``.
         controller: ``"auto"``, the name of a controller, a plan such as ``"conv_light@layer2:4"``, the folder
             of a trained policy, an object with ``reset`` and ``decide``, or None to decide by hand.
@@ -68,19 +70,19 @@ class Growth(ManualGrowth):
         follow: Copies of the network that receive every seed too, such as an ``AveragedModel``.
         rollback: Return to the last good epoch when the metric diverges, or remove the seed that caused it.
         shapley: Also measure Shapley values and interactions of the seeds; up to 2^n evaluations per epoch.
-        incubation_epochs: Epochs in which a new seed learns without changing the output; they need a call of
-            ``incubate`` for every batch.
+        incubation_epochs: Epochs in which a new seed learns without changing the output; incubation needs a
+            call of ``incubate`` for every batch.
 
     Raises:
         HostError: No slot can be attached, the optimiser does not train the network, or a copy in ``follow``
-            is not a copy of it. The network is left as it was.
+            is not a copy of the network. The network is unchanged.
         EsperError: Another argument is not valid.
 
     Example:
         >>> growth = esper.Growth(net, optimizer, sample=x[:2], higher_is_better=False)
     """
 
-    def __init__(  # noqa: PLR0913  all but two by name
+    def __init__(  # noqa: PLR0913  all arguments but two are keyword-only
         self,
         net: nn.Module,
         optimizer: Any = None,
@@ -106,7 +108,7 @@ class Growth(ManualGrowth):
         try:
             wanted = "saturation" if isinstance(controller, str) and controller == "auto" else controller
             self.controller = controller_from(wanted, self._space, epochs)
-            """The controller; None if decisions are made by hand."""
+            """Controller of the seeds; None if seeds are planted and pruned by hand."""
             self._higher_is_better, self._shapley = higher_is_better, shapley
             self._epochs, self._calibrate = epochs, calibrate
             self._last = (OP_WAIT, True)
@@ -119,15 +121,15 @@ class Growth(ManualGrowth):
                 self._copies.modules,
             )
             self.recovery = Recovery(trained, self._governor) if rollback else None
-            """The last good epoch and the number of rollbacks; None without ``rollback``."""
-        except BaseException:  # Ctrl-C too leaves the network as it was
+            """Snapshot of the last good epoch and number of rollbacks; None without ``rollback``."""
+        except BaseException:  # Ctrl-C also leaves the network unchanged.
             self.detach()
             raise
 
-    # --- the end of an epoch --------------------------------------------------------------------------
+    # --- end of an epoch ------------------------------------------------------------------------------
 
     def end_epoch(self, evaluate: Evaluate, *, every_seed: bool = False) -> list[GrowthEvent]:
-        """Measure the network and its seeds, let the controller decide, and act.
+        """Measure the network and its seeds, let the controller decide, and apply its decisions.
 
         Args:
             evaluate: Takes nothing and returns the metric of ``net``: a number, or one per batch (then
@@ -148,12 +150,12 @@ class Growth(ManualGrowth):
     def measure_epoch(
         self, evaluate: Evaluate, *, every_seed: bool = False, broken: bool = False
     ) -> list[GrowthEvent]:
-        """Do the first half of ``end_epoch``: measure, check, and advance the stages of seeds.
+        """Do the first half of ``end_epoch``: measure and check network and seeds, advance stages of seeds.
 
         Args:
             evaluate: As in ``end_epoch``.
             every_seed: Measure permanent seeds too.
-            broken: The training of this epoch met non-finite numbers; with ``rollback`` it is undone.
+            broken: Whether the epoch's training had non-finite numbers; ``rollback`` undoes such an epoch.
         """
         self._check_unfinished("end_epoch")
         groups = self.network.groups
@@ -171,11 +173,11 @@ class Growth(ManualGrowth):
         events += self._done(advance(self.network))
         events += self._checks.check_score(self.measured.score)
         self.facts = self._make_facts()
-        """Facts of the last epoch, as the controller reads them."""
+        """Measurements of the last epoch in the form that the controller reads."""
         return events
 
     def decide(self, race: RaceResult | None = None) -> list[GrowthEvent]:
-        """Do the second half of ``end_epoch``: let the controller decide, and act.
+        """Do the second half of ``end_epoch``: let the controller decide, and apply its decisions.
 
         Args:
             race: Result of a race, if one was run after this epoch.
@@ -208,7 +210,7 @@ class Growth(ManualGrowth):
         return self._done(outcome.moves)
 
     def measure(self, evaluate: Evaluate, *, shapley: bool = False) -> list[GrowthEvent]:
-        """Measure seeds that this epoch has not measured yet, permanent ones too.
+        """Measure the seeds, permanent seeds included, that were not measured in this epoch.
 
         Args:
             evaluate: As in ``end_epoch``; called once for each seed, or once for each configuration.
@@ -236,11 +238,11 @@ class Growth(ManualGrowth):
     def _measured(
         self, scorer: MetricScorer, of: BoolArray, most: int | None, shapley: bool
     ) -> list[GrowthEvent]:
-        """Measure the seeds ``of`` slots, at most so many: those measured longest ago."""
+        """Measure at most ``most`` seeds in the slots ``of``: the seeds measured longest ago."""
         table = self.network.table
         waiting = np.where(table.epochs_since_measured[0] < 0, UNLIMITED, table.epochs_since_measured[0])
         chosen = sorted(np.flatnonzero(of).tolist(), key=lambda i: -int(waiting[i]))[:most]
-        # Above four seeds Shapley values are sampled; the user's random state is not used for it.
+        # Shapley values of more than four seeds are sampled, without draws from the user's random state.
         orders = torch.Generator().manual_seed(self.epoch)
         found = measure(chosen, scorer, generator=orders, only_contributions=not shapley)
         self.measured: Contributions = self._processes.agreed(found)
@@ -254,7 +256,7 @@ class Growth(ManualGrowth):
         ]
 
     def _recovered(self, broken: bool) -> list[GrowthEvent]:
-        """Undo an epoch that broke the network, if ``rollback`` is on, and measure again."""
+        """If ``rollback`` is on, undo an epoch that broke the network, and measure the restored network."""
         recovery = self.recovery
         if recovery is None or recovery.given_up:
             return []
@@ -301,8 +303,9 @@ class Growth(ManualGrowth):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything but weights, in plain values; save it with the states of network and
-        optimiser."""
+        """Return the state of the growth without weights, as plain values; save it with the states of network
+        and optimiser.
+        """
         return {
             **self.network.layout(),
             "epoch": self.epoch,
@@ -314,7 +317,7 @@ class Growth(ManualGrowth):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Build the seeds of a state; load the states of network and optimiser after this."""
+        """Build the seeds of a saved state; load the states of network and optimiser after this call."""
         self._check_unfinished("load_state_dict")
         self.network.load_layout(state)
         self._narrator.epoch, self._next_seed = state["epoch"], state["next_seed"]
@@ -325,7 +328,7 @@ class Growth(ManualGrowth):
         if self.recovery is not None:
             self.recovery.forget_snapshot()
         if self.controller is not None:
-            # A controller has no state to save: it makes its past decisions again.
+            # A controller has no saved state: its past decisions are computed again.
             self.controller.reset(0)
             for entry in self._log:
                 race = RaceResult.from_plain(entry["facts"]["race"])

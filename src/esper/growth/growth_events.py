@@ -1,4 +1,4 @@
-"""Events of a growing network, each with one sentence for the user, and warnings.
+"""Events and warnings of a growing network, each with one sentence for the user.
 
 Warnings concern seeds without gradient, stale copies, constant metrics and recompilation limits.
 """
@@ -27,12 +27,12 @@ _REPORTED: Final[Mapping[Stage, tuple[EventKind, str]]] = {
     Stage.FOSSILIZED: ("fossilized", "became permanent"),
     Stage.PRUNED: ("pruned", "was removed"),
 }
-"""Stage moves that are reported, with the kind of event and the end of its sentence."""
+"""Stage moves that are reported, each with its kind of event and the end of the event's sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthEvent:
-    """One event at the end of an epoch, or by hand after it; ``print`` shows its sentence."""
+    """Event at the end of an epoch, or of an action by hand; ``print`` shows its sentence."""
 
     epoch: int
     """Number of epochs trained before the event."""
@@ -41,25 +41,27 @@ class GrowthEvent:
     slot: str | None = None
     blueprint: str | None = None
     contribution: float | None = None
-    """In units of the user's metric, positive where the seed helps."""
+    """Contribution of the seed in units of the user's metric; positive if the seed helps."""
     error: float | None = None
-    """Standard error of the contribution, where the metric came batch by batch."""
+    """Standard error of the contribution, if the metric has one value per batch."""
     shapley: float | None = None
-    """Shapley value in units of the user's metric, where it was measured."""
+    """Shapley value of the seed in units of the user's metric, if measured."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}: {self.sentence}"
 
 
 class Narrator:
-    """Writes the sentences of one network's events."""
+    """Formats the events of one network as sentences."""
 
     def __init__(self, network: MorphogeneticModel) -> None:
         self._network = network
         self.epoch = 0
 
     def seed(self, slot: int, blueprint: int | None = None) -> str:
-        """Return ``conv_light in layer2`` for the seed of a slot, or for a blueprint that was there."""
+        """Return for example ``conv_light in layer2``: the blueprint of a slot's present or removed seed, and
+        the slot.
+        """
         return f"{self._name(slot, blueprint)} in {self._network.sites[slot].name}"
 
     def _name(self, slot: int, blueprint: int | None = None) -> str | None:
@@ -69,14 +71,14 @@ class Narrator:
     def about(
         self, kind: EventKind, slot: int, text: str, blueprint: int | None = None, **measured: float | None
     ) -> GrowthEvent:
-        """Return an event of one seed; ``text`` follows its name in the sentence."""
+        """Return an event of one seed; ``text`` follows the name of the seed in the sentence."""
         place, name = self._network.sites[slot].name, self._name(slot, blueprint)
         return GrowthEvent(self.epoch, kind, f"{self.seed(slot, blueprint)} {text}", place, name, **measured)
 
     def worth(
         self, slot: int, value: float, error: float, shapley: float, *, calibrated: bool
     ) -> GrowthEvent:
-        """Return the event of a measured contribution; error and Shapley value are NaN where unknown."""
+        """Return the event of a measured contribution; unknown errors and Shapley values are NaN."""
         bar = "" if math.isnan(error) else f" ± {error:.2g}"
         share = "" if math.isnan(shapley) else f", Shapley value {shapley:+.3g}"
         note = "" if calibrated else " (uncalibrated: BatchNorm statistics are those with it on)"
@@ -90,7 +92,7 @@ class Narrator:
         )
 
     def moves(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
-        """Return the events of stage moves."""
+        """Return the events for a list of stage moves."""
         events = []
         for move in moves:
             if move.target in _REPORTED:
@@ -108,14 +110,14 @@ class Narrator:
 
 
 CONSTANT_EPOCHS: Final = 5
-"""Number of equal scores in a row after which a warning about the metric is issued."""
+"""Number of equal values of the metric in a row after which a warning is issued."""
 
 AT_REST: Final = 0.01
-"""Share of its highest value below which a learning rate is too small to change a metric."""
+"""Fraction of the highest learning rate so far; below it, a constant metric is not reported."""
 
 
 class SanityChecks:
-    """Compares seeds and scores with those of earlier epochs."""
+    """Compares seeds and metric with those of earlier epochs and warns of problems."""
 
     def __init__(self, network: MorphogeneticModel, narrator: Narrator) -> None:
         self._network = network
@@ -123,19 +125,20 @@ class SanityChecks:
         self._seen: dict[int, list[float]] = {}
         self._values: list[float] = []
         self._copies: WeakKeyDictionary[SeedSlot, list[float]] = WeakKeyDictionary()
-        """Sums of squares of the weights at each slot of a copy without a seed whose network has one."""
+        """For copies without a seed that the network has: sum of squares of the copy's weights at each slot.
+        """
         self._highest_rate = 0.0
         self._given_up = torch_wrappers.recompile_limits_hit()
 
     def born(self, slot: int) -> None:
-        """Remember the initial weights of a seed."""
+        """Store the initial weights of a seed."""
         self._seen[slot] = _squares(self._network.slots[slot])
         own = self._network.slots[slot]
         left = [c for c in COPIES if c.token == own.token and c.site == own.site and c.graft is None]
         self._copies.update({copy: _squares(copy.parent[0]) for copy in left})
 
     def check_training(self) -> list[GrowthEvent]:
-        """Warn of seeds that did not change or are not finite, stale copies, and recompilation limits."""
+        """Warn of unchanged or non-finite seeds, of copies without seeds, and of recompilation limits."""
         events = []
         for slot in np.flatnonzero(self._network.table.in_forward[0]).tolist():
             now, seed = _squares(self._network.slots[slot]), self._narrator.seed(slot)
@@ -149,7 +152,7 @@ class SanityChecks:
                 sentence = f"{seed} has weights that are not finite; prune it or return to a checkpoint"
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
-        # A copy that is updated but has not grown is, for example, an average that is computed by hand.
+        # An average that is computed by hand is an example of a copy that is updated but has no seed.
         if any(_squares(copy.parent[0]) != before for copy, before in self._copies.items()):
             sentence = (
                 "a copy of the network is updated without having grown with it; name it, Growth(net,"
@@ -167,8 +170,7 @@ class SanityChecks:
         return events
 
     def check_score(self, score: float) -> list[GrowthEvent]:
-        """Warn of a metric that is not finite, or that has not changed in epochs with a normal learning
-        rate."""
+        """Warn of a metric that is not finite, or that stays constant at a normal learning rate."""
         if not math.isfinite(score):
             return [self._narrator.warning(f"evaluate returned {score:g}; nothing is decided on it")]
         groups = self._network.groups
@@ -176,7 +178,7 @@ class SanityChecks:
         rate = max((g["lr"] for o in optimisers for g in o.param_groups), default=0.0)
         self._highest_rate = max(self._highest_rate, float(rate))
         if rate < AT_REST * self._highest_rate:
-            return []  # at the end of a schedule a constant metric is normal
+            return []  # At the end of a learning-rate schedule a constant metric is normal.
         self._values = [*self._values, score] if self._values[-1:] == [score] else [score]
         if len(self._values) == CONSTANT_EPOCHS:
             sentence = f"evaluate returned the same {CONSTANT_EPOCHS} times; does it evaluate this network?"
@@ -192,5 +194,5 @@ class SanityChecks:
 
 
 def _squares(module: nn.Module) -> list[float]:
-    """Return the sum of squares of each parameter, by which a change is detected."""
+    """Return the sum of squares of each parameter; a changed sum shows that the parameter was updated."""
     return [float(p.detach().double().pow(2).sum()) for p in module.parameters()]

@@ -33,7 +33,7 @@ from esper.leyline.stages import Stage
 
 
 class ManualGrowth:
-    """Slots in a user's network and the seeds in them; ``Growth`` adds measurements and a controller."""
+    """Slots in a user's network and the seeds in the slots; ``Growth`` adds measurements and a controller."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ManualGrowth:
         check_modes(self.net, sites, sample)
         token = uuid.uuid4().hex
         self.network = MorphogeneticModel(self.net, rules, sites=sites, streams=lambda _: None, token=token)
-        """The network with its slots and their row of the slot table."""
+        """Network with slots, and its row of the slot table."""
         self.slots = self.network.slot_config.slot_ids
         """Names of the slots, in the order of the forward pass."""
         self._copies = FollowedCopies(self.network)
@@ -65,9 +65,9 @@ class ManualGrowth:
             self.network.followers += [self._processes, self._copies]
             self._space = self.network.action_space
             self.flops = forward_flops(self.net, sample)
-            """FLOPs of one forward pass of the sample."""
+            """FLOPs of one forward pass of the sample input."""
             notice_hooks()
-        except BaseException:  # Ctrl-C too leaves the network as it was
+        except BaseException:  # Ctrl-C also leaves the network unchanged.
             self.detach()
             raise
         self._narrator = Narrator(self.network)
@@ -78,35 +78,35 @@ class ManualGrowth:
         self.ledger = ComputeLedger()
 
     def detach(self) -> None:
-        """Remove all slots and seeds from the network and its followed copies."""
+        """Remove all slots and seeds from the network and from the copies that follow it."""
         for module in (self.net, *self._copies.modules):
             detach(module)
 
     def bind(self, optimizer: Any) -> None:
-        """Train the network and its seeds by another optimiser, or several, from now on."""
+        """Replace the optimiser, or the optimisers, that train the network and its seeds."""
         self._check_unfinished("bind")
         order = call_order(self.net, self.sample)
         self.network.follow_state()
         self.network.bind(OptimizerGroups(optimizer, self.net, order))
 
     def follow(self, copy: Any) -> None:
-        """Plant every seed, present and future, in a copy of the network too.
+        """Plant every present and future seed of the network in ``copy`` too.
 
         Args:
             copy: An ``AveragedModel`` or a deep copy of the network.
 
         Raises:
-            HostError: It is no copy of this network.
+            HostError: ``copy`` is not a copy of this network.
         """
         self._check_unfinished("follow")
         self._copies.add(copy)
 
-    # --- by hand --------------------------------------------------------------------------------------
+    # --- actions by hand ------------------------------------------------------------------------------
 
     def germinate(
         self, slot: str, blueprint: str, *, style: str = BLEND_IDS[0], alpha: float = 1.0
     ) -> GrowthEvent:
-        """Plant a seed after the submodule ``slot`` and add it to the optimiser.
+        """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
 
         Args:
             slot: Name of the slot.
@@ -125,7 +125,7 @@ class ManualGrowth:
         blueprint_named(blueprint, self.network.sites[index].topology)
         check_alpha(alpha)
         if not table.occupied[0, index]:
-            table.clear(0, index)  # no embargo for actions by hand
+            table.clear(0, index)  # Actions by hand have no embargo.
         number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
         params = self.network.germinate(index, number, kind)
         seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
@@ -134,14 +134,14 @@ class ManualGrowth:
         return self._done(moves)[0]
 
     def prune(self, slot: str) -> GrowthEvent:
-        """Remove the seed of ``slot`` from forward pass and optimiser, with its state."""
+        """Remove the seed of ``slot`` from the forward pass, and its state from the optimiser."""
         index = self._live(slot, "prune")
         moves = lifecycle.prune(self.network.table, 0, index, self.network.rules, cause="user")
         settle(self.network, moves)
         return self._done(moves)[0]
 
     def fossilize(self, slot: str) -> GrowthEvent:
-        """Make the seed of ``slot`` permanent; it continues to learn."""
+        """Make the seed of ``slot`` permanent; the seed continues to learn."""
         index, table = self._live(slot, "fossilize"), self.network.table
         if table.stage[0, index] == Stage.BLENDING:
             lifecycle.enter_next_stage(table, 0, index, self.network.rules, "policy")
@@ -157,7 +157,7 @@ class ManualGrowth:
         return self._done(moves)[0]
 
     def set_alpha(self, slot: str, alpha: float) -> GrowthEvent:
-        """Set the weight of the seed in ``slot``, from 0 to 1, from the next forward pass on."""
+        """Set the weight of the seed in ``slot``, from 0 to 1; the next forward pass uses the new weight."""
         index, table = self._live(slot, "set_alpha"), self.network.table
         check_alpha(alpha)
         lifecycle.set_alpha_target(table, 0, index, target=alpha, epochs=0, curve=AlphaCurve.LINEAR)
@@ -165,7 +165,7 @@ class ManualGrowth:
         return self._narrator.about("alpha", index, f"is blended at alpha {alpha:g}")
 
     def incubate(self, batch_loss: Callable[[], Tensor]) -> None:
-        """Add the gradients of incubating seeds; call it between ``backward`` and ``optimizer.step``.
+        """Add the gradients of incubating seeds; call ``incubate`` between backward and step.
 
         Args:
             batch_loss: Takes nothing and returns the loss of ``net`` on the present batch.
@@ -173,7 +173,7 @@ class ManualGrowth:
         for slot in self.network.incubating:
             loss = shadow_loss_of(self.network, slot, batch_loss)
             if not math.isfinite(loss.item()):
-                continue  # a seed without gradient does not pass gate G2
+                continue  # A seed without gradients does not pass gate G2, so it stays in incubation.
             loss.backward()
             found = statistics_of(
                 tensor_norms([p.grad for p in self.network.seed_parameters(slot) if p.grad is not None])
@@ -181,7 +181,7 @@ class ManualGrowth:
             self.network.table.record_gradients(0, slot, ratio=math.nan, **found._asdict())
 
     def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
-        """Number new seeds, count compute again, and return the events of stage moves."""
+        """Number the new seeds, count FLOPs again, and return the events of stage moves."""
         made = list(moves)
         for move in made:
             if move.target is Stage.GERMINATED:
@@ -199,13 +199,14 @@ class ManualGrowth:
     def finish(self, *, merge: bool = True) -> nn.Module:
         """Turn the network into a plain module of its own class, with seeds as torch modules.
 
-        Active seeds stay; incubating ones are removed.
+        Active seeds stay; incubating seeds are removed.
 
         Args:
             merge: Add linear seeds after linear layers to the layers' weights.
 
         Raises:
-            HostError: The result differs from the network that was trained; everything is left as it was.
+            HostError: The outputs of the plain module differ from those of the trained network. The network
+                is unchanged.
         """
         self._check_unfinished("finish")
         self.network.follow_state()
@@ -227,7 +228,7 @@ class ManualGrowth:
         return self.net
 
     def save(self, path: Path | str) -> None:
-        """Write weights and seeds; ``esper.load(path, base=Net())`` returns the network as a plain module."""
+        """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns a plain module."""
         self._check_unfinished("save")
         network_file.save(network_file.network_state(self.network), Path(path))
 
@@ -240,7 +241,7 @@ class ManualGrowth:
             )
 
     def _live(self, slot: str, what: str) -> int:
-        """Return the index of a slot whose seed can be changed by the method ``what``."""
+        """Return the index of a slot whose seed can be changed by the method named ``what``."""
         self._check_unfinished(what)
         index = self._index(slot)
         if not self.network.table.live[0, index]:

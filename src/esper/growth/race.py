@@ -1,5 +1,4 @@
-"""A race between candidate seeds and the network without them, in heats, within a limit of time or
-compute."""
+"""Race between candidate seeds and the network without them, in rounds, within a limit of time or compute."""
 
 from __future__ import annotations
 
@@ -33,18 +32,18 @@ from esper.kasmina.sites import Site
 from esper.leyline import BlueprintError, DataError, Style
 
 Blueprints = Mapping[Topology, Sequence[str]]
-"""Blueprints to try, by topology."""
+"""Blueprints of the candidates, by topology."""
 
 
 class Heat(NamedTuple):
-    """One part of a race."""
+    """One round of a race."""
 
     steps: int
-    """Batches that every runner trains on."""
+    """Number of batches that every runner trains on in the round."""
     size: int
-    """Number of candidates that run."""
+    """Number of candidates in the round."""
     share: float
-    """Largest share of the remaining limit that the heat may use."""
+    """Largest fraction of the remaining limit that the round may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,43 +51,44 @@ class Course:
     """Settings of a race."""
 
     heats: tuple[Heat, ...]
-    """Heats; in the last one the network learns together with the candidate."""
+    """Rounds of the race; in the last round the network trains jointly with the candidate."""
     in_training: bool = False
-    """The race is part of a training that continues, so the control sees as many batches as a candidate.
+    """Whether the race is part of a training that continues; the control then sees as many batches as a
+    candidate.
     First-order scores are computed only if not all candidates can start and the scores cost little; otherwise
     candidates spread evenly over the network start."""
 
 
 SEED_RATE: Final = 5e-3
-"""Learning rate of a candidate's Adam."""
+"""Learning rate of Adam for a candidate's seed."""
 HOST_RATES: Final = (3e-4, 2e-3, 8e-3)
-"""Learning rates of controls if no optimiser is given; the best one continues after the first heat."""
+"""Learning rates of the controls if no optimiser is given; the best control stays after the first round."""
 RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
-"""Course of a race during a training."""
+"""Settings of a race during a training."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("conv_light",),
     "tokens": ("mlp_small", "attention"),
     "features": ("mlp_small",),
 }
-"""Candidates of a race during a training."""
+"""Blueprints of a race during a training."""
 VALIDATION_SAMPLES: Final = 2048
-"""Largest number of validation samples."""
+"""Largest number of validation samples in a race."""
 MEASURING: Final = 0.02
-"""Largest share of the limit for one measurement."""
+"""Largest fraction of the limit for one measurement of all runners."""
 LEAST_STEPS: Final = 8
-"""Smallest number of batches of a heat."""
+"""Smallest number of batches in a round of a race."""
 FIRST_ORDER_BATCHES: Final = 6
 SCORING: Final = 0.1
-"""Largest share of the limit for first-order scores during a training."""
+"""Largest fraction of the limit for first-order scores in a race during a training."""
 PARTS: Final = 32
-"""Number of parts of the validation data whose losses are compared in pairs."""
+"""Number of parts of the validation data; runners are compared by paired losses on the parts."""
 MOST_CONTROL_STEPS: Final = 3.0
-"""Largest number of steps of a control per step of a candidate."""
+"""Largest number of control steps per candidate step."""
 
 
 @dataclass
 class Candidate:
-    """A blueprint at a site with its compute and its last result."""
+    """Candidate of a race: a blueprint at a site, with its compute and its last result."""
 
     site: Site
     blueprint: str
@@ -96,7 +96,7 @@ class Candidate:
     flops: int
     first_order: float = 0.0
     runner: Runner | None = None
-    """None before it starts."""
+    """Runner of the candidate; None before the candidate starts."""
     change: Paired | None = None
     beyond: Paired | None = None
 
@@ -105,7 +105,7 @@ class Candidate:
         return sum(p.numel() for p in self.graft.parameters())
 
     def row(self) -> CandidateRow:
-        """Return the row of the diagnosis table."""
+        """Return the candidate's row of the diagnosis table."""
         seed = (self.site.name, self.blueprint, self.parameters, self.flops)
         steps = self.runner.steps if self.runner else 0
         return CandidateRow(*seed, self.first_order, self.change, self.beyond, steps)
@@ -130,7 +130,7 @@ class Race:
         self.training = [next(batches) for _ in range(FIRST_ORDER_BATCHES)]
         self.probe = Probe.of(held_out, loss, PARTS)
         self.host_flops = self._count_host()
-        """Forward FLOPs of one sample."""
+        """Forward FLOPs of the network for one sample."""
         self.probe.shorten(MEASURING * limit.left / self.host_flops)
         with limit.charged(self._measuring_flops(0)):
             self.base = self.probe.losses(self.host)
@@ -164,7 +164,7 @@ class Race:
         return self.probe.samples * (self.host_flops + seed_flops)
 
     def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints) -> None:
-        """Add a candidate for every blueprint at every site that it fits."""
+        """Add a candidate for every site and every blueprint that fits the site."""
         like = next((p for p in self.host.parameters() if p.is_floating_point()), torch.empty(0))
         for site in sites:
             for name in blueprints[site.topology]:
@@ -180,7 +180,9 @@ class Race:
                     self.candidates.append(Candidate(site, name, graft.to(like), flops))
 
     def run(self) -> bool:
-        """Choose the starters and run the heats; return False if the limit ended the race early."""
+        """Choose the candidates of the first round and run all rounds; return False if the limit ended the
+        race.
+        """
         size = self.course.heats[0].size
         if not self.course.in_training:
             self.score_first_order()
@@ -197,10 +199,11 @@ class Race:
         return True
 
     def score_first_order(self) -> None:
-        """Compute the slope of the validation loss along every candidate's training gradient at birth.
+        """Compute the slope of the validation loss along the training gradient of every new candidate.
 
-        All candidates are in the forward at once, since each adds exactly zero, so one backward pass gives
-        the gradients g (training) of all, another v (validation). The score is <g, v> / |g|.
+        All candidates are in one forward pass, because the output of a new seed is exactly zero. One backward
+        pass gives the training gradients g of all candidates, another the validation gradients v. The score
+        of a candidate is <g, v> / |g|.
         """
         with evaluating(self.host), ExitStack() as stack, self.limit.charged(self._scoring_flops()):
             for each in self.candidates:
@@ -219,7 +222,7 @@ class Race:
         return samples * (2 * self.host_flops + 3 * sum(each.flops for each in self.candidates))
 
     def _gradients(self, batches: Sequence[Any]) -> list[Tensor]:
-        """Return the mean gradient of every candidate, flattened."""
+        """Return the mean gradient of every candidate as a flat vector."""
         parameters = [list(each.graft.parameters()) for each in self.candidates]
         for each in self.candidates:
             each.graft.zero_grad()
@@ -231,7 +234,7 @@ class Race:
         ]
 
     def run_heat(self, planned: Heat) -> bool:
-        """Train and measure the best candidates; return False if the limit is too small."""
+        """Train and measure the best candidates in one round; return False if the limit is too small."""
         running = _one_per_place_first(self.candidates)[: planned.size]
         runners = [self._runner_of(each) for each in running]
         control_steps = self._control_steps(running, planned.steps)
@@ -251,10 +254,10 @@ class Race:
         return made == steps
 
     def train(self, runners: Sequence[Runner], steps: int, control_steps: float, reserve: float) -> int:
-        """Train candidates on ``steps`` batches and controls on ``control_steps`` for each of them.
+        """Train candidates on ``steps`` batches, and controls on ``control_steps`` batches per step.
 
         Returns:
-            The number of steps made until only ``reserve`` FLOPs were left.
+            The number of candidate steps done; training stops when only ``reserve`` FLOPs are left.
         """
         owed = 0.0
         for step in range(steps):
@@ -281,7 +284,7 @@ class Race:
             each.runner = self._runner_of(each).joined(self.controls[0])
 
     def _runner_of(self, candidate: Candidate) -> Runner:
-        """Return the candidate's runner; a new one starts in the frozen network."""
+        """Return the runner of a candidate; a new runner starts in the frozen network."""
         if candidate.runner is None:
             graft = copy.deepcopy(candidate.graft)
             candidate.runner = Runner.candidate(self.host, candidate.site, graft, SEED_RATE, candidate.flops)
@@ -290,8 +293,8 @@ class Race:
     def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
         """Return the number of control steps per candidate step.
 
-        One in the first heat; then as many as give the control, over the whole race, the compute of the most
-        expensive candidate.
+        The number is one in the first round of a race. Later the control takes as many steps as give it, over
+        the whole race, the compute of the most expensive candidate.
         """
         made = max(self._runner_of(each).steps for each in running)
         if self.course.in_training or not made:
@@ -300,14 +303,16 @@ class Race:
         return min(MOST_CONTROL_STEPS, (whole - self.controls[0].steps) / steps)
 
     def _measure(self, running: Sequence[Candidate], runners: Sequence[Runner]) -> None:
-        """Measure all runners, keep the best control, and drop the candidates that did not run."""
+        """Measure all runners, keep the best control, and drop the candidates that were not trained in the
+        round.
+        """
         for runner in runners:
             runner.measure(self.probe)
         self.controls = [min(self.controls, key=self._loss)]
         control = self.controls[0].losses
         assert control is not None
         self.control = None if self.controls[0].has_diverged else self.probe.paired(control, self.base)
-        # If training longer does not help, candidates are compared with the network before the race.
+        # If longer training does not help, candidates are compared with the network before the race.
         helped = self.control is not None and (self.control.mean < 0 or self.course.in_training)
         reference = control if helped else self.base
         for each in running:
@@ -323,7 +328,7 @@ class Race:
         return math.inf if runner.has_diverged else self.probe.mean(runner.losses)
 
     def diagnosis(self) -> Diagnosis:
-        """Return the diagnosis of the measurements."""
+        """Return the diagnosis that follows from the measurements of the race."""
         rows = [each.row() for each in [*self.candidates, *self.out]]
         rows.sort(key=lambda row: (-row.steps, math.inf if row.change is None else row.change.mean))
         val_loss = self.probe.mean(self.base)
@@ -356,7 +361,7 @@ def race_of(
     limit: Limit,
     course: Course,
 ) -> Iterator[Race]:
-    """Yield a race on the loaders' data; random states and loaders are restored on exit."""
+    """Yield a race on the data of the loaders; random states and loaders are restored on exit."""
     device = next((tensor.device for tensor in net.parameters()), torch.device("cpu"))
     with untouched_streams(train_loader, val_loader), torch.enable_grad():
         torch.manual_seed(0)
@@ -368,12 +373,12 @@ def race_of(
 
 
 def _one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Return the best candidate of every site first, then the others."""
+    """Return the candidates with the best candidate of every site first."""
     best = {each.site.name: each for each in reversed(ordered)}
     return sorted(ordered, key=lambda each: best[each.site.name] is not each)
 
 
 def _spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return ``count`` evenly spaced elements, the first and the last included."""
+    """Return ``count`` evenly spaced elements of a sequence, including the first and the last element."""
     last = len(ordered) - 1
     return [ordered[round(i * last / (count - 1))] for i in range(count)]

@@ -1,5 +1,4 @@
-"""Runners of a race: candidate seeds in a frozen network, and copies of the network that train without a
-seed.
+"""Runners of a race: seeds in a frozen network, and copies of the network that train without a seed.
 
 All candidates share one frozen network. A control is a copy of the whole network that continues training. All
 runners are measured on the same parts of the validation data, so their differences are paired.
@@ -28,15 +27,16 @@ from esper.kasmina.sites import Site
 from esper.leyline.errors import HostError
 
 BETAS = (0.9, 0.99)
-"""Betas of Adam; a race is short, so its second moments decay faster than by default."""
+"""Betas of Adam in a race; second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
-"""Share of a heat in which the learning rate rises; it falls to zero in the rest, so that weights settle
-before they are measured."""
+"""Fraction of a race's round in which the learning rate rises; it falls to zero in the rest, so that weights
+settle before the measurement.
+"""
 
 PEAK = "peak"
 """Key of a parameter group's highest learning rate."""
 LEAST_PARTS = 8
-"""Smallest number of parts for a useful standard error."""
+"""Smallest number of validation parts for a useful standard error."""
 
 
 @dataclass
@@ -46,10 +46,10 @@ class Limit:
     seconds: float = math.inf
     flops: float = math.inf
     spent: float = 0.0
-    """FLOPs spent so far."""
+    """FLOPs used so far."""
     _started: float = field(default_factory=time.monotonic)
     _pace: float = 0.0
-    """Seconds per FLOP of the last timed part."""
+    """Seconds per FLOP in the last timed code."""
 
     @property
     def elapsed(self) -> float:
@@ -57,14 +57,14 @@ class Limit:
 
     @property
     def left(self) -> float:
-        """FLOPs that may still be spent, by both limits."""
+        """FLOPs that may still be used, by the limit in seconds and the limit in FLOPs."""
         seconds = self.seconds - self.elapsed
         in_time = seconds / self._pace if self._pace and seconds < math.inf else seconds
         return min(self.flops - self.spent, in_time)
 
     @contextmanager
     def charged(self, flops: float) -> Iterator[None]:
-        """Charge FLOPs for the code inside, and time it."""
+        """Charge FLOPs for the code inside the context, and time that code."""
         began = time.monotonic()
         yield
         self.charge(flops, time.monotonic() - began)
@@ -83,7 +83,7 @@ class Paired(NamedTuple):
 
 @dataclass
 class Probe:
-    """Parts of validation batches on which networks are compared."""
+    """Parts of the validation data on which networks are compared."""
 
     parts: list[Any]
     loss: Loss
@@ -95,12 +95,12 @@ class Probe:
         return cls([part for batch in batches for part in parts_of(batch, each)], loss)
 
     def losses(self, net: nn.Module) -> Tensor:
-        """Return the loss of every part in evaluation mode, ``[part]``."""
+        """Return the loss of every validation part in evaluation mode, shape ``[part]``."""
         with evaluating(net), torch.no_grad():
             return torch.stack([loss_of(net, part, self.loss).double() for part in self.parts]).cpu()
 
     def shorten(self, samples: float) -> None:
-        """Drop parts until about ``samples`` samples are left."""
+        """Drop validation parts until about ``samples`` samples are left."""
         fits = min(samples / size_of(self.parts[0]), len(self.parts))
         self.parts = self.parts[: max(LEAST_PARTS, int(fits))]
 
@@ -110,7 +110,7 @@ class Probe:
 
     @property
     def weights(self) -> Tensor:
-        """The share of every part in all samples."""
+        """Fraction of all samples in each validation part."""
         sizes = torch.tensor([size_of(part) for part in self.parts], dtype=torch.float64)
         return sizes / sizes.sum()
 
@@ -118,7 +118,7 @@ class Probe:
         return float((self.weights * losses).sum())
 
     def paired(self, losses: Tensor, reference: Tensor) -> Paired:
-        """Return the mean of ``losses − reference``, each part weighted by its samples."""
+        """Return the mean of ``losses − reference`` over parts, weighted by the number of samples."""
         difference, count = losses - reference, len(losses)
         mean = self.mean(difference)
         if count < 2:
@@ -143,7 +143,7 @@ def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
 
 @dataclass
 class Runner:
-    """One participant of a race with its optimisers; none if it has nothing to learn."""
+    """Network in a race with its optimisers; there is no optimiser if no parameter is trainable."""
 
     net: nn.Module
     optimisers: list[Optimizer]
@@ -153,23 +153,25 @@ class Runner:
     """FLOPs of the seed's forward pass for one sample."""
     steps: int = 0
     losses: Tensor | None = None
-    """Losses ``[part]`` of the last measurement."""
+    """Losses of the last measurement, one per validation part."""
 
     @classmethod
     def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_flops: int = 0) -> Runner:
-        """Return a runner for a seed in a host that all candidates share."""
+        """Return a runner for a seed in the frozen host that all candidates share."""
         return cls(host, [_adam(graft, rate)], site, graft, seed_flops)
 
     @classmethod
     def control(cls, net: nn.Module, rate: float) -> Runner:
-        """Return a runner for a copy of ``net`` that trains its trainable parameters with Adam."""
+        """Return a runner for a copy of ``net`` whose trainable parameters are trained by Adam."""
         twin = copy.deepcopy(net).train()
         learns = any(p.requires_grad for p in twin.parameters())
         return cls(twin, [_adam(twin, rate)] if learns else [])
 
     @classmethod
     def continued(cls, net: nn.Module, optimizer: Optimizer) -> Runner:
-        """Return a runner for a copy of ``net`` and of its optimiser, at the schedule's initial rates."""
+        """Return a runner for a copy of ``net`` and of its optimiser, at the schedule's initial learning
+        rates.
+        """
         check_optimizer(optimizer)
         own = {id(p) for p in net.parameters()}
         if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
@@ -180,15 +182,18 @@ class Runner:
         return cls(twin.train(), [optimiser])
 
     def joined(self, control: Runner) -> Runner:
-        """Return a runner for this seed in a copy of ``control``, in which both continue to learn."""
+        """Return a runner for this seed in a copy of ``control``, in which seed and network continue to
+        learn.
+        """
         net, theirs = _copied(control.net, control.optimisers)
         graft, own = _copied(self.graft, self.optimisers)
         return Runner(net, [*own, *theirs], self.site, graft, self.seed_flops, self.steps)
 
     def step_flops(self, host: float, *, is_frozen: bool) -> float:
-        """Return the FLOPs of one training sample from those of the host's forward pass.
+        """Return the FLOPs of training on one sample from the FLOPs of the host's forward pass.
 
-        A backward pass costs two forwards, through a frozen host one: it computes no gradients of weights.
+        A backward pass costs two forward passes; through a frozen host it costs one, because no gradients of
+        weights are computed.
         """
         return (2 if is_frozen else 3) * host + 3 * self.seed_flops
 
@@ -205,7 +210,7 @@ class Runner:
             yield self.net
 
     def step(self, batch: Any, loss: Loss, share: float) -> None:
-        """Train on a minibatch at ``share`` of the rates; a non-finite loss changes nothing."""
+        """Train on a minibatch at ``share`` of the learning rates; a non-finite loss changes no weight."""
         if not self.optimisers:
             return
         for optimiser in self.optimisers:
@@ -222,7 +227,7 @@ class Runner:
         self.steps += 1
 
     def measure(self, probe: Probe) -> None:
-        """Store the losses on the validation parts."""
+        """Store the losses of this runner on the validation parts."""
         with self.in_forward() as net, nullcontext() if self.graft is None else evaluating(self.graft):
             self.losses = probe.losses(net)
 
@@ -234,12 +239,12 @@ def _adam(module: nn.Module, rate: float) -> Optimizer:
 
 
 def _copied(module: Any, optimiser: Any) -> Any:
-    """Copy both together, so that the copied optimiser holds the copied parameters."""
+    """Copy network and optimiser together, so that the copied optimiser holds the copied parameters."""
     return copy.deepcopy((module, optimiser))
 
 
 def frozen(net: nn.Module) -> nn.Module:
-    """Return a copy of ``net`` without trainable parameters: dropout is on, batch statistics are fixed."""
+    """Return a frozen copy of ``net`` with active dropout and fixed BatchNorm statistics."""
     host = copy.deepcopy(net).train().requires_grad_(False)
     for module in host.modules():
         if isinstance(module, _BatchNorm):
@@ -248,13 +253,13 @@ def frozen(net: nn.Module) -> nn.Module:
 
 
 def share_of_rate(step: int, steps: int) -> float:
-    """Return the share of the learning rate at a step: a triangle over the heat that ends at zero."""
+    """Return the factor of the learning rate at a step of a round: it rises linearly, then falls to zero."""
     up = max(1.0, WARM_UP * steps)
     return min((step + 1) / up, (steps - step) / max(1.0, steps - up + 1))
 
 
 def adopt(control: Runner, net: nn.Module, optimizer: Optimizer) -> None:
-    """Continue ``net`` from the weights of a control, whose batches are charged to the training."""
+    """Load the weights of a control into ``net``; the control's batches are charged to the training."""
     if control.has_diverged:
         return
     net.load_state_dict(control.net.state_dict())

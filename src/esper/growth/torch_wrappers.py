@@ -1,4 +1,4 @@
-"""Wrappers and copies of a user's network that have to follow its seeds: DDP, averages, compiled code."""
+"""Wrappers and copies of a user's network that must have its seeds too: DDP, averages, compiled code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unwrapped(net: Any) -> nn.Module:
     """Return the user's own module inside ``torch.compile`` and ``DistributedDataParallel``.
 
     Raises:
-        HostError: The argument is no module, or a wrapper that cannot take new parameters.
+        HostError: The argument is not a module, or is a wrapper that cannot take new parameters.
     """
     if not isinstance(net, nn.Module):
         raise HostError(f"net is {type(net).__name__}; pass the torch.nn.Module that is trained")
@@ -53,18 +53,18 @@ def unwrapped(net: Any) -> nn.Module:
 
 
 def recompile_limits_hit() -> int:
-    """Return how often torch.compile has stopped compiling a function that changed too often."""
+    """Return how many functions torch.compile has stopped compiling because they changed too often."""
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return 0
     return sum(n for what, n in dynamo.utils.counters["unimplemented"].items() if "recompile limit" in what)
 
 
-# --- copies -------------------------------------------------------------------------------------------------
+# --- copies that follow the network -------------------------------------------------------------------------
 
 
 class FollowedCopies:
-    """Copies of the network, such as averages, in which every seed is planted and removed too."""
+    """Copies of the network, such as averages; a seed of the network is planted and removed in them too."""
 
     def __init__(self, network: MorphogeneticModel) -> None:
         self._network = network
@@ -73,10 +73,10 @@ class FollowedCopies:
         _guard_averages()
 
     def add(self, follower: Any) -> None:
-        """Follow with an ``AveragedModel`` or a deep copy of the network.
+        """Plant all seeds of the network in ``follower``, an ``AveragedModel`` or a deep copy of the network.
 
         Raises:
-            HostError: It is no copy of this network.
+            HostError: ``follower`` is not a copy of this network.
         """
         module = unwrapped(follower.module if isinstance(follower, AveragedModel) else follower)
         net, slots = self._network.host, slots_of(module)
@@ -99,26 +99,26 @@ class FollowedCopies:
         return slots_of(module)[self._network.sites[index].path]
 
     def seed_planted(self, slot: int, graft: Graft) -> None:
-        """Plant a copy of the seed in every followed copy."""
+        """Plant a copy of the seed in every copy of the network."""
         for module in self.modules:
             self._slot_in(module, slot).hold(copy.deepcopy(graft))
         self._keep_padded()
 
     def seed_removed(self, slot: int, _graft: Graft) -> None:
-        """Remove the seed from every followed copy."""
+        """Remove the seed from every copy of the network."""
         for module in self.modules:
             self._slot_in(module, slot).remove()
         self._keep_padded()
 
     def sync(self) -> None:
-        """Give the slots of copies the same part in the forward as those of the network."""
+        """Let each seed of a copy take part in the forward pass like the network's seed in the same slot."""
         for module in self.modules:
             for index, slot in enumerate(self._network.slots):
                 if slot.graft is not None:
                     self._slot_in(module, index).take_part(slot.graft.participation)
 
     def _keep_padded(self) -> None:
-        """Disable nested tensors in a ``TransformerEncoder`` with seeds, which take padded tensors."""
+        """Disable nested tensors in a ``TransformerEncoder`` with seeds; seeds take padded tensors."""
         for module in (m for net in (self._network.host, *self.modules) for m in net.modules()):
             if isinstance(module, nn.TransformerEncoder):
                 seeds = any(slot.graft is not None for slot in slots_of(module.layers).values())
@@ -131,16 +131,16 @@ class FollowedCopies:
 
 
 def _same_parameters(module: nn.Module, net: nn.Module) -> bool:
-    """Return whether both have one class and equal parameters, apart from the seeds of ``net``."""
+    """Return whether two networks have one class and equal parameter shapes, apart from seeds of ``net``."""
     own = {name: p.shape for name, p in net.named_parameters() if RESERVED not in name.split(".")}
     return type(module) is type(net) and own == {name: p.shape for name, p in module.named_parameters()}
 
 
 def _guard_averages() -> None:
-    """Refuse to average a network with seeds into an average without them.
+    """Make ``AveragedModel`` refuse a network with seeds if the average has no seeds.
 
     ``AveragedModel.update_parameters`` pairs parameters by position, and would silently average a seed's
-    parameters with those of another layer. There is no hook for it, so the method is wrapped, once.
+    parameters with those of another layer. torch has no hook for averaging, so the method is wrapped, once.
     """
     update = AveragedModel.update_parameters
     if hasattr(update, "__wrapped__"):
@@ -161,16 +161,16 @@ def _guard_averages() -> None:
     AveragedModel.update_parameters = guarded  # type: ignore[method-assign]
 
 
-# --- processes ----------------------------------------------------------------------------------------------
+# --- distributed training -----------------------------------------------------------------------------------
 
 
 class ProcessGroup:
-    """Seeds under ``DistributedDataParallel``: equal weights at birth, mean gradients after every backward.
+    """Seeds under ``DistributedDataParallel``: equal initial weights, and gradients averaged after backward.
 
-    The wrapper holds only the parameters that it was built with. Gradients are averaged at the end of
-    backward and not in a step pre-hook, because clipping and a scaler's check for infinities come between the
-    two. The mean of a sum that contains earlier means is the mean of the sum, so accumulation needs nothing
-    more."""
+    ``DistributedDataParallel`` averages only the parameters it was constructed with. Gradients of seeds are
+    averaged at the end of backward and not in a step pre-hook, because gradient clipping and a scaler's check
+    for infinities run before the step. Gradient accumulation needs no extra code: averaging an accumulated
+    gradient again leaves the part that was averaged before unchanged."""
 
     def __init__(self, passed: nn.Module) -> None:
         net = unwrapped(passed)
@@ -183,20 +183,22 @@ class ProcessGroup:
         self._watch = net.register_forward_pre_hook(self._look) if several and not is_wrapped else None
 
     def _look(self, _module: nn.Module, _args: Any) -> None:
-        """Find the wrapper that runs the network, if it was not passed."""
+        """Find the ``DistributedDataParallel`` wrapper that runs the network, if the caller did not pass the
+        wrapper.
+        """
         wrapper = DistributedDataParallel._active_ddp_module
         if wrapper is not None and unwrapped(wrapper) is self._net:
             self.is_active = True
             self.close()
 
     def close(self) -> None:
-        """Stop looking for a wrapper."""
+        """Stop looking for a ``DistributedDataParallel`` wrapper."""
         if self._watch is not None:
             self._watch.remove()
             self._watch = None
 
     def agreed(self, value: Any) -> Any:
-        """Return the first process's value in every process."""
+        """Return the value of process 0 in every process."""
         if not self.is_active:
             return value
         holder = [value]
@@ -204,7 +206,7 @@ class ProcessGroup:
         return holder[0]
 
     def seed_planted(self, _slot: int, graft: Graft) -> None:
-        """Take the weights of the first process, and average the seed's gradients from now on."""
+        """Copy the seed's weights from process 0; average its gradients after every backward pass."""
         if self.is_active:
             for tensor in (*graft.parameters(), *graft.buffers()):
                 dist.broadcast(tensor.detach(), src=0)

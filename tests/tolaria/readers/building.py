@@ -120,5 +120,5 @@ def refused(*parts: str) -> Iterator[None]:
 
 
 def denied(*_: object, **__: object) -> None:
-    """Replace a system call and raise PermissionError, which root would not get from the file system."""
+    """Replace a system call by a PermissionError, because root has all permissions."""
     raise PermissionError(13, "Permission denied")

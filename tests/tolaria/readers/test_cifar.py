@@ -11,7 +11,7 @@ from esper.tolaria.readers.cifar import read_cifar_binary
 from tests.tolaria.readers.building import CIFAR_NAMES, refused, write_cifar
 
 
-def test_records_are_read_as_written_in_the_order_of_the_batches(tmp_path: Path) -> None:
+def test_cifar_records_are_read_as_written_in_the_order_of_the_batches(tmp_path: Path) -> None:
     written = write_cifar(tmp_path, records=3)
     train, test = read_cifar_binary(tmp_path, records=3)
     for part, names in ((train, CIFAR_NAMES[:5]), (test, CIFAR_NAMES[5:])):
@@ -22,13 +22,15 @@ def test_records_are_read_as_written_in_the_order_of_the_batches(tmp_path: Path)
     assert test.images.shape == (3, 3, 32, 32)
 
 
-def test_default_number_of_records_per_file_is_ten_thousand(tmp_path: Path) -> None:
+def test_default_number_of_records_per_cifar_file_is_ten_thousand(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1.bin").touch()
-    os.truncate(tmp_path / "data_batch_1.bin", 9_999 * 3073)  # a sparse file: label 0 and black pixels
+    # The sparse file reads as records with label 0 and black pixels.
+    os.truncate(tmp_path / "data_batch_1.bin", 9_999 * 3073)
     with refused(f"'{tmp_path / 'data_batch_1.bin'}' holds 30726927 bytes", "10000 × 3073 = 30730000"):
         read_cifar_binary(tmp_path)
     os.truncate(tmp_path / "data_batch_1.bin", 10_000 * 3073)
-    with refused(f"'{tmp_path / 'data_batch_2.bin'}' does not exist"):  # the first file has the right size
+    # The first file has the right size, so the second file is the first missing one.
+    with refused(f"'{tmp_path / 'data_batch_2.bin'}' does not exist"):
         read_cifar_binary(tmp_path)
 
 

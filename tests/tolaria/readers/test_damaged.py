@@ -78,7 +78,8 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Tensor], tuple
         for kind in KINDS
     },
 }
-"""By format: writer, reader, shape of the data, and how many of the flipped files may be readable."""
+"""For each format: writer, reader, shape of the data, and number of bit-flipped files that may be readable.
+"""
 
 
 @pytest.mark.parametrize("name", READERS)

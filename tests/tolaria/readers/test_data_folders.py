@@ -27,7 +27,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]
     return tmp_path / "one", tmp_path / "two"
 
 
-def test_own_folder_is_searched_before_the_shared_ones(own: Path, shared: tuple[Path, Path]) -> None:
+def test_esper_data_is_searched_before_shared_data_folders(own: Path, shared: tuple[Path, Path]) -> None:
     places = [own / "thing", shared[0] / "datasets" / "thing", shared[1] / "datasets" / "thing"]
     for place in reversed(places):
         place.mkdir(parents=True)
@@ -43,7 +43,7 @@ def test_refusal_of_a_missing_data_set_names_all_folders_and_the_hint(
 
 
 @pytest.mark.parametrize("unset", [None, ""])
-def test_unset_and_empty_variables_use_the_defaults(
+def test_unset_and_empty_data_folder_variables_use_the_defaults(
     own: Path, shared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, unset: str | None
 ) -> None:
     def forget(name: str) -> None:
@@ -63,13 +63,14 @@ def test_unset_and_empty_variables_use_the_defaults(
         find_data("no-such-thing", HINT)
 
 
-def test_relative_and_empty_entries_are_ignored(
+def test_relative_and_empty_entries_of_data_folder_variables_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: tuple[Path, Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA", raising=False)
     monkeypatch.setenv("XDG_DATA_DIRS", f"::one:{shared[1]}:")
-    (shared[0] / "datasets" / "x").mkdir()  # would be found by the relative entry
+    # The relative entry would find this folder.
+    (shared[0] / "datasets" / "x").mkdir()
     with refused(f"looked at '{shared[1]}/datasets/x' ($ESPER_DATA is not set): {HINT}"):
         find_data("x", HINT)
     monkeypatch.setenv("XDG_DATA_DIRS", "one")

@@ -16,7 +16,7 @@ def even(value: int, height: int = 2, width: int = 3) -> bytes:
 
 
 def test_images_are_sorted_by_class_and_file_name(tmp_path: Path) -> None:
-    # Written in another order; names are sorted by character, so 10 precedes 2.
+    # Files are written in another order; names are sorted by character, so 10 precedes 2.
     write_files(
         tmp_path, {"dog/2": even(4), "cat/b": even(2), "dog/10": even(3), "ant/z": even(0), "cat/a": even(1)}
     )

@@ -1,4 +1,4 @@
-"""IDX files, plain and compressed, and folders of four of them."""
+"""IDX files, plain and compressed, and folders of four IDX files."""
 
 import gzip
 import os
@@ -22,7 +22,7 @@ from tests.tolaria.readers.building import (
     write_mnist_like,
 )
 
-# Type 08, rank 2, sizes 2 and 3, six values.
+# IDX file with element type 08, rank 2, sizes 2 and 3, and six values.
 LITERAL = bytes.fromhex("00000802 00000002 00000003 010203040506")
 Store = Callable[[bytes], bytes]
 
@@ -40,7 +40,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @both
-def test_literal_file_is_read_as_a_writable_tensor(path: Path, store: Store) -> None:
+def test_idx_file_is_read_as_a_writable_tensor(path: Path, store: Store) -> None:
     path.write_bytes(store(LITERAL))
     values = read_idx(path)
     assert values.dtype == torch.uint8
@@ -51,7 +51,9 @@ def test_literal_file_is_read_as_a_writable_tensor(path: Path, store: Store) -> 
 
 @both
 @pytest.mark.parametrize("shape", [(), (7,), (2, 1, 3, 2, 2), (1,) * 64])
-def test_tensors_of_any_rank_are_read_as_written(path: Path, store: Store, shape: tuple[int, ...]) -> None:
+def test_idx_tensors_of_any_rank_are_read_as_written(
+    path: Path, store: Store, shape: tuple[int, ...]
+) -> None:
     written = random_bytes(*shape)
     path.write_bytes(store(idx_bytes(written)))
     values = read_idx(path)
@@ -60,7 +62,7 @@ def test_tensors_of_any_rank_are_read_as_written(path: Path, store: Store, shape
 
 
 def test_gzip_file_of_several_members_and_chunks_is_read_completely(path: Path) -> None:
-    """2 MB compress well and 1 MB does not, in many chunks of 256 KiB."""
+    """Check 2 MB that compress well and 1 MB that does not, in many chunks of 256 KiB."""
     written = np.concatenate([np.zeros(2 << 20, np.uint8), random_bytes(1 << 20)])
     content = idx_bytes(written)
     path.write_bytes(packed(content[:5]) + packed(b"") + packed(content[5:]))
@@ -103,7 +105,7 @@ def test_gzip_with_wrong_checksum_trailing_bytes_or_double_compression_is_refuse
         path.write_bytes(whole + tail)
         with refused(f"'{path}' ", "again"):
             read_idx(path)
-    for place in (-8, -4):  # checksum and length
+    for place in (-8, -4):  # The last eight bytes of a gzip file are checksum and length.
         damaged = bytearray(whole)
         damaged[place] ^= 1
         path.write_bytes(damaged)
@@ -119,7 +121,8 @@ def test_gzip_with_wrong_checksum_trailing_bytes_or_double_compression_is_refuse
     [
         (b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 100, "promises 4294967295"),
         (packed(b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 100), "promises 4294967295"),
-        # 100 KB of zeros in about 130 bytes; 1032 times that, 134 KB, is possible, so the file is read.
+        # 100 KB of zeros compress to about 130 bytes. At gzip's largest ratio of 1032 these hold up to 134
+        # KB, so the header is possible and the file is read.
         (
             packed(b"\0\0\x08\1" + struct.pack(">I", 120_000) + b"\0" * 100_000),
             "holds 100000 of 120000 bytes",
@@ -132,7 +135,7 @@ def test_gzip_with_wrong_checksum_trailing_bytes_or_double_compression_is_refuse
     ],
     ids=["impossible size", "impossible size, gzip", "possible size", "gzip bomb", "sparse gigabyte"],
 )
-def test_wrong_sizes_are_refused_before_memory_is_allocated(
+def test_idx_files_with_wrong_sizes_are_refused_before_memory_is_allocated(
     path: Path, content: bytes, sentence: str
 ) -> None:
     path.write_bytes(content)
@@ -147,7 +150,7 @@ def test_wrong_sizes_are_refused_before_memory_is_allocated(
         tracemalloc.stop()
 
 
-# --- a folder of four files -----------------------------------------------------------------------
+# --- folder of four files -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])

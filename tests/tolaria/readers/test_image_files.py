@@ -39,8 +39,8 @@ def huge_bmp(height: int, width: int) -> bytes:
     return bytes(content)
 
 
-def test_literal_png_is_read_channel_by_channel(path: Path) -> None:
-    pixels = np.array([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]], np.uint8)  # one row of three
+def test_png_is_read_channel_by_channel(path: Path) -> None:
+    pixels = np.array([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]], np.uint8)  # The image is one row of three pixels.
     assert read(path, png_bytes(pixels)) == Pixels(bytes([1, 4, 7, 2, 5, 8, 3, 6, 9]), height=1, width=3)
 
 
@@ -103,7 +103,7 @@ def test_truncated_image_is_refused(path: Path, kind: str) -> None:
 
 def test_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
     content = bytearray(png_bytes(COLOURS))
-    content[-20] ^= 1  # in the last chunk of pixels
+    content[-20] ^= 1  # The flipped bit is in the last chunk of pixels.
     with refused(f"'{path}' cannot be decoded"):
         read(path, bytes(content))
 
@@ -113,7 +113,7 @@ def test_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
 def test_too_large_images_are_refused_before_memory_is_allocated(
     path: Path, monkeypatch: pytest.MonkeyPatch, height: int, width: int, limit: int | None
 ) -> None:
-    """Pillow only warns of the second size and raises on the third."""
+    """Check three image sizes; Pillow only warns of the second and raises on the third."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     tracemalloc.start()
     try:

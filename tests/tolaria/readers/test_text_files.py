@@ -22,9 +22,9 @@ def test_characters_are_read_unchanged_and_an_empty_file_is_refused(tmp_path: Pa
     ("content", "offset", "byte"),
     [
         (b"abc\xffdef", 3, "ff"),
-        (b"\xfe\xff\0a", 0, "fe"),  # UTF-16
+        (b"\xfe\xff\0a", 0, "fe"),  # bytes of UTF-16
         ("ä".encode() + "ä".encode("latin-1") + b"b", 2, "e4"),
-        (b"ab" + "€".encode()[:2], 2, "e2"),  # truncated inside a character
+        (b"ab" + "€".encode()[:2], 2, "e2"),  # The file ends inside a character.
     ],
 )
 def test_invalid_utf8_is_refused_with_its_offset(
@@ -37,7 +37,7 @@ def test_invalid_utf8_is_refused_with_its_offset(
 
 
 def test_targets_are_inputs_shifted_by_one_and_windows_do_not_overlap() -> None:
-    # Two windows of three need seven of the eight tokens; the last one is not used.
+    # Two windows of three tokens need seven of the eight tokens; the last token is not used.
     inputs, targets = windows(torch.arange(8), 3)
     assert inputs.tolist() == [[0, 1, 2], [3, 4, 5]]
     assert targets.tolist() == [[1, 2, 3], [4, 5, 6]]
