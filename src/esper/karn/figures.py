@@ -1,4 +1,4 @@
-"""All figures of a run in display order: each answers one question with a picture."""
+"""List of all figures of a run, in display order."""
 
 from functools import partial
 from typing import Final

@@ -14,7 +14,7 @@ from esper.leyline.rows import UpdateRow
 
 
 class Fact(NamedTuple):
-    """A key figure with its name and a comparison."""
+    """Key figure of a run with its name and a comparison, such as with the twin."""
 
     name: str
     value: str
@@ -30,7 +30,7 @@ class Conclusion(NamedTuple):
 
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
-    """Return headline, sentences and key figures of a run, with comparisons if there are any."""
+    """Return headline, sentences and key figures of a run, compared with other runs if any are given."""
     rows = run_result.final_rows(run)
     episodes = run_result.result(run, rows)
     evaluation = run_result.best_evaluation(run) if run.is_training else None
@@ -88,7 +88,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
-    """Return the best evaluation, and the last iteration against its twins."""
+    """Return sentences on a training's best evaluation, and on its last iteration compared with the twins."""
     last = _iteration_text(number, episodes)
     if evaluation is None:
         return f"The {last}"
@@ -98,7 +98,7 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
 
 
 def _contrast_sentences(run: Run, number: int) -> list[str]:
-    """Return sentences on the first iteration, and on the episodes that broke down in the last one."""
+    """Return sentences on the first iteration, and on episodes of the last iteration that broke down."""
     sentences = []
     first = run_result.result(run, run_result.episodes_of_iteration(run, 1)) if number > 1 else None
     if first is not None:
@@ -111,7 +111,9 @@ def _contrast_sentences(run: Run, number: int) -> list[str]:
 
 
 def _iteration_text(number: int, episodes: Result) -> str:
-    """Compare the episodes of an iteration with their twins, as a sentence without its first word."""
+    """Return the comparison of an iteration's episodes with their twins, as a sentence without its first
+    word.
+    """
     return (
         f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
         f" {_reached(episodes)}{_against_twins(episodes)}"
@@ -125,7 +127,7 @@ def _reached(episodes: Result) -> str:
 
 
 def _against_twins(episodes: Result) -> str:
-    """Return the end of a sentence: the lead over the twins."""
+    """Return the end of a sentence that states the lead of the score over the twins."""
     if episodes.lead is None:
         return "; no twin is known to compare with."
     twins = "their twins" if episodes.episodes > 1 else "its twin"
@@ -183,7 +185,7 @@ def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], p
 
 
 def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int], str]) -> Fact:
-    """Return the ratio of the grown network to the host."""
+    """Return the size of the grown network as a multiple of the host, as text."""
     change = f"{text(round(host.mean))} → {text(round(grown.mean))}"
     return Fact(name, notation.factor(grown.mean, host.mean), change)
 

@@ -1,7 +1,7 @@
 """Log lines of a run, for log files and pipes.
 
-A run writes a line per epoch, per logged stage change and per episode; a training, a line per iteration. Both
-write a line per alert.
+A run logs a line per epoch, per logged stage change, per episode and per alert. A training logs a line per
+iteration and per alert.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,16 +17,16 @@ from esper.leyline import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, S
 from esper.leyline.columns import TABLE_OF
 
 LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
-"""Stages whose start is logged."""
+"""Lifecycle stages whose start is logged."""
 Stamp = tuple[str, float]
-"""Table and time of a row. A resumed training rewrites iterations with new times."""
+"""Table and time of a row, which identify the row. A resumed training rewrites iterations with new times."""
 
 
 # --- entries ----------------------------------------------------------------------------------------
 
 
 class LogEntry(NamedTuple):
-    """A row with the values from other tables that its line needs."""
+    """Row to log, with the values from other tables that its log line shows."""
 
     row: Row
     stages: tuple[Stage, ...] = ()
@@ -40,14 +40,14 @@ class LogEntry(NamedTuple):
 
 
 def stamps(run: Run) -> set[Stamp]:
-    """Return the stamps of all rows that are logged."""
+    """Return the stamps (table and time) of all rows that are logged."""
     tables = (TABLE_OF[kind] for kind in _logged_types(run))
     union = " UNION ALL ".join(f"SELECT '{table}' AS name, t FROM {table}" for table in tables)
     return set(run.sql(union).fetchall())
 
 
 def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
-    """Return the entries of all rows that are not in ``seen``, in order of time."""
+    """Return the log entries of all rows whose stamps are not in ``seen``, in order of time."""
     fresh = stamps(run).difference(seen)
     rows = [row for kind in _logged_types(run) for row in _fresh_rows(run, kind, fresh)]
     rows.sort(key=lambda row: row.t)
@@ -84,7 +84,7 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
 
 
 def first_lines(run: RunRow) -> list[str]:
-    """Return the opening lines: the run, the stage letters, the kernels; empty for a training."""
+    """Return the first log lines: the run, the stage letters, the kernels; empty for a training."""
     if run.iterations is not None:
         return []
     letters = ", ".join(
@@ -101,7 +101,9 @@ def first_lines(run: RunRow) -> list[str]:
 
 
 def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> str | None:
-    """Return the line of an entry, None if it is not logged; ``seconds_left`` appears in iteration lines."""
+    """Return the log line of an entry; None if it is not logged. Lines of iterations show
+    ``seconds_left``.
+    """
     match entry.row:
         case AlertRow() as row:
             return _alert_line(row, run)
@@ -117,7 +119,7 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
 
 
 def describe(row: TransitionRow, run: RunRow) -> str:
-    """Describe a stage change: slot, blueprint, stage, cause, and the reason unless it repeats the stage."""
+    """Describe a stage change: slot, blueprint, stage, cause, and the reason unless it equals the stage."""
     verb = Stage(row.to_stage).name.lower()
     text = f"{run.slots[row.slot]} {run.blueprints[row.blueprint]} {verb}"
     if row.cause in ("governor", "user"):
@@ -195,5 +197,5 @@ def _end_line(row: EpisodeRow, metric: Metric) -> str:
 
 
 def _prefix(row: EnvRow) -> str:
-    """Return the episode number, empty for the first episode."""
+    """Return the episode number as text; empty for the first episode."""
     return f"episode {row.episode}  " if row.episode else ""

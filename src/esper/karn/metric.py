@@ -9,29 +9,30 @@ from esper.leyline.rows import MetricColumn, RunRow
 
 
 class Metric(NamedTuple):
-    """Column of epoch and episode rows by which a run is evaluated; a positive lead is always an
-    improvement."""
+    """Metric of a run: the column of epoch and episode rows that compares networks. A positive lead is always
+    an improvement.
+    """
 
     column: MetricColumn
     name: str
-    """Name in text, and column of the table ``counterfactual``."""
+    """Name of the metric in text, and its column in the table ``counterfactual``."""
     unit: str
-    """Unit after a difference."""
+    """Unit that follows a difference of two metric values in text."""
     lost: str
-    """Meaning of a contribution, in words."""
+    """Meaning of a seed's contribution under the metric, in words."""
     sign: int
-    """1 if higher is better, -1 if lower is better."""
+    """Direction of the metric: 1 if higher is better, -1 if lower is better."""
     most: float | None
-    """Largest possible value; None if unbounded."""
+    """Largest possible value of the metric; None if unbounded."""
     decimals: int | None
-    """Decimals in text; None for three significant digits."""
+    """Number of decimals of a metric value in text; None shows three significant digits."""
 
     def text(self, value: float | None) -> str:
         """Format a value of the metric."""
         return notation.significant(value) if self.decimals is None else notation.points(value, self.decimals)
 
     def gain(self, value: float | None) -> str:
-        """Format a difference, always with its sign."""
+        """Format a difference of two metric values, always with its sign."""
         if self.decimals is not None:
             return notation.gain(value, self.decimals)
         return notation.UNKNOWN if value is None else f"{value + 0.0:+.3g}"
@@ -54,15 +55,15 @@ class Metric(NamedTuple):
         return f" ± {size:.1g}" if self.decimals is None else f" ± {size:.{self.decimals}f}"
 
     def lead(self, value: float | None, reference: float | None) -> float | None:
-        """Return how much better ``value`` is than ``reference``, None if either is None."""
+        """Return by how much the metric ``value`` is better than ``reference``; None if either is None."""
         return self.gained(notation.difference(value, reference))
 
     def gained(self, change: float | None) -> float | None:
-        """Return a change of the value as an improvement."""
+        """Return a change of the metric as an improvement: negated if lower values are better."""
         return None if change is None else self.sign * change
 
     def best(self, values: Iterable[float | None]) -> float | None:
-        """Return the best known value."""
+        """Return the best of the known metric values."""
         return max(
             (value for value in values if value is not None), key=lambda v: self.sign * v, default=None
         )

@@ -1,7 +1,8 @@
 """Narrative of one episode: a sentence per seed, per other decision, per alert and for the end.
 
-The note of a seed covers the seed from germination to its end and is placed at its germination. Report, page
-and terminal show the same notes."""
+The note of a seed describes the seed from germination to its end, and is listed at the epoch of germination.
+Report, page and terminal show the same notes.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
@@ -20,11 +21,11 @@ R = TypeVar("R", bound=Row)
 _ROW_TYPES: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
 """Row types that the narrative is made from."""
 _FATES: Final[Mapping[str, LifecycleOp]] = {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
-"""The op that causes each fate directly."""
+"""Op of a decision that causes each fate of a seed directly."""
 
 
 class Note(NamedTuple):
-    """One entry of a narrative."""
+    """Note: one sentence in the narrative of an episode."""
 
     epoch: int
     text: str
@@ -73,7 +74,9 @@ def _of(rows: Sequence[Row], kind: type[R]) -> list[R]:
 
 
 def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
-    """Return the decisions covered by the seed's own note: its germination, and its decided end."""
+    """Return the decisions that the note of a seed describes: its germination, and its end if it was
+    decided.
+    """
     covered = [(seed.germinated_at, LifecycleOp.GERMINATE)]
     if seed.fate in _FATES and seed.cause == "policy":
         covered.append((seed.fate_epoch, _FATES[seed.fate]))
@@ -127,7 +130,9 @@ def _decision_note(row: DecisionRow, seeds: Sequence[SeedHistory], run: RunRow) 
 
 
 def policy_output(row: DecisionRow, run: RunRow) -> str:
-    """Return the probabilities of the chosen op and of the best alternative; empty without a policy."""
+    """Return the probabilities of the chosen op and of the best alternative as text; empty without a
+    policy.
+    """
     if row.op_probs is None:
         return ""
     op = row.action[Head.OP]

@@ -1,4 +1,6 @@
-"""Number formats shared by all views. An unknown value (None) is shown as "–", never as 0."""
+"""Number formats of all reports, pages and terminal views. An unknown value (None) is shown as "–", never as
+0.
+"""
 
 import json
 from collections.abc import Sequence
@@ -67,7 +69,7 @@ def flop(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     scaled, unit = value, 0
-    # 999.5 of the smaller unit would be rounded to 1000.
+    # From 999.5 on, a value would be rounded to 1000 in the smaller unit.
     while scaled >= 999.5 and unit < len(_FLOP_UNITS) - 1:
         scaled, unit = scaled / 1000, unit + 1
     decimals = 0 if unit == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
@@ -95,7 +97,9 @@ def cell(value: object) -> str:
 
 
 def condense(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """Reduce a series to at most ``columns`` values: means of neighbours, None if all of them are None."""
+    """Reduce a series to at most ``columns`` means of neighbouring values; None where all neighbours are
+    None.
+    """
     if len(values) <= columns:
         return list(values)
     edges = [column * len(values) // columns for column in range(columns + 1)]
@@ -107,7 +111,7 @@ def trend(
 ) -> str:
     """Draw a series as at most ``columns`` block characters; unknown values are blanks.
 
-    The scale is the range of the series unless ``low`` or ``high`` is given.
+    The block characters span the range of the series unless ``low`` or ``high`` is given.
     """
     shown = condense(values, columns)
     own_low, own_high = shared_scale(shown)

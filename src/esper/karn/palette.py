@@ -1,7 +1,7 @@
 """Glyph, letter and colour of stages and severities, for terminal, figures and pages.
 
 Colours are from the colour-blind safe set of Okabe and Ito. Glyphs carry the same information without colour.
-Both become heavier as a seed becomes part of the network.
+Colours and glyphs are stronger for stages in which a seed is closer to being a permanent part of the network.
 """
 
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ class Look(NamedTuple):
     """Appearance of a stage or severity."""
 
     glyph: str
-    """One terminal column wide."""
+    """Glyph of the stage or severity, one terminal column wide."""
     letter: str
-    """Replacement of the glyph in plain log lines."""
+    """Letter that replaces the glyph in plain log lines."""
     colour: str
-    """``#rrggbb``"""
+    """Colour as ``#rrggbb``."""
 
 
 LOOKS: Final[Mapping[Stage, Look]] = {
@@ -39,11 +39,13 @@ class OpLook(NamedTuple):
     """Appearance of an op."""
 
     stage: Stage
-    """Stage that the op leads to and whose look it has; WAIT has the look of an empty slot."""
+    """Stage that the op leads to; the op has the glyph and colour of the stage, and WAIT those of an empty
+    slot.
+    """
     label: str
-    """Short name for the terminal."""
+    """Short name of the op for the terminal."""
     deed: str
-    """Predicate of a sentence about the seed."""
+    """Predicate of a sentence that tells what the op did with a seed."""
 
 
 OPS: Final[Mapping[str, OpLook]] = {
@@ -57,7 +59,7 @@ OPS: Final[Mapping[str, OpLook]] = {
 
 
 def op_look(name: str) -> OpLook:
-    """Return the appearance of an op, also of one that this version does not define."""
+    """Return the appearance of an op, also of an op that is unknown to this version of Esper."""
     return OPS.get(name, OpLook(Stage.UNKNOWN, name.lower(), name.lower()))
 
 
@@ -69,7 +71,7 @@ INKS: Final = {
     theme: dict(zip(_INK_NAMES, inks, strict=True))
     for theme, inks in {"light": _LIGHT, "dark": _DARK}.items()
 }
-"""Background and foreground colours of the two themes.
+"""Background and foreground colours of the light and the dark theme.
 
 Contrast with the background is 3:1 for lines that carry information, 4.5:1 for text, and lower for the grid.
 """

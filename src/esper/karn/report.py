@@ -15,7 +15,7 @@ def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | Non
 
     Args:
         run: Run to report.
-        against: Runs to compare it with.
+        against: Runs to compare the reported run with.
         reproduction: Shell command that repeats the run; None if there is none.
     """
     conclusion = conclude(run, [compare(run, other) for other in against])

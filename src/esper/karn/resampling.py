@@ -1,8 +1,9 @@
 """Regret and score statistics of the arms of a study, with bootstrap intervals (Efron 1979).
 
-An arm is an array ``[training, rng seed, mark]``, with one training unless a policy was trained several
-times. Each draw resamples rng seeds with replacement, the same seeds for every arm so that arms stay paired,
-and likewise the trainings. The maximum over marks is recomputed in every draw.
+The losses of an arm are an array ``[training, rng seed, mark]``, with one training unless a policy was
+trained several times. Each bootstrap draw resamples rng seeds with replacement, the same seeds for every arm
+so that arms stay paired, and resamples trainings in the same way. The maximum regret over compute marks is
+recomputed in every bootstrap draw.
 """
 
 import math
@@ -27,17 +28,21 @@ class Interval(NamedTuple):
 
 
 def excess(losses: FloatArray, reference: FloatArray) -> FloatArray:
-    """Return (loss − reference) / reference, ``[training, rng seed, mark]`` over ``[rng seed, mark]``."""
+    """Return relative excess losses (loss − reference) / reference of shape ``[training, rng seed, mark]``;
+    the reference has shape ``[rng seed, mark]``.
+    """
     return (losses - reference) / reference
 
 
 def regret(above: FloatArray) -> FloatArray:
-    """Return the mean of ``excess`` over trainings and rng seeds, ``[mark]``; it may be negative."""
+    """Return the regret ``[mark]``: the mean of ``excess`` over trainings and rng seeds, which may be
+    negative.
+    """
     return above.mean(axis=(0, 1))
 
 
 def merit(above: FloatArray) -> float:
-    """Return the largest regret over marks."""
+    """Return the largest regret over the compute marks."""
     return float(regret(above).max())
 
 
@@ -52,17 +57,17 @@ def draws_of(values: FloatArray, count: int = DRAWS) -> FloatArray:
 
 
 def mean_interval(values: FloatArray) -> Interval:
-    """Return the mean of ``values [training, rng seed]`` with its interval."""
+    """Return the mean of ``values [training, rng seed]`` with its bootstrap interval."""
     return _interval(float(values.mean()), draws_of(values[..., None])[:, 0], values.shape)
 
 
 def merit_interval(above: FloatArray) -> Interval:
-    """Return the largest regret with its interval."""
+    """Return the largest regret over compute marks with its bootstrap interval."""
     return _interval(merit(above), draws_of(above).max(axis=1), above.shape)
 
 
 def merit_ratio(above: FloatArray, other: FloatArray) -> Interval:
-    """Return the ratio of two largest regrets with its interval, infinite if the denominator is ≤ 0."""
+    """Return the ratio of two arms' largest regrets with its interval; infinite if the denominator is ≤ 0."""
     drawn = [
         _quotient(*pair) for pair in zip(*(draws_of(a).max(axis=1) for a in (above, other)), strict=True)
     ]
@@ -82,13 +87,15 @@ def _interval(value: float, drawn: FloatArray, shape: tuple[int, ...]) -> Interv
 
 
 def paired(scores: FloatArray, control: FloatArray) -> FloatArray:
-    """Return differences ``[training, rng seed]`` paired by rng seed, and by training if equally many."""
+    """Return differences ``[training, rng seed]`` of two arms, paired by rng seed, and by training if both
+    arms have equally many.
+    """
     alike = 1 in (len(scores), len(control)) or len(scores) == len(control)
     return scores - (control if alike else control.mean(axis=0, keepdims=True))
 
 
 def p_value(differences: FloatArray) -> float:
-    """Return the two-sided p-value of ``differences [training, rng seed]`` by Student's t.
+    """Return the two-sided p-value of ``differences [training, rng seed]`` by Student's t-test.
 
     The result is the larger of the p-value over rng seeds (averaged over trainings) and the p-value over
     trainings (averaged over rng seeds). A bootstrap is not used because it is anti-conservative for few
@@ -99,7 +106,9 @@ def p_value(differences: FloatArray) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Adjust p-values for multiple tests by the method of Holm (1979); NaN was not tested."""
+    """Adjust p-values for multiple tests by the method of Holm (1979); a NaN stands for a test that was not
+    made.
+    """
     tested = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
     adjusted, least = dict.fromkeys(p_values, math.nan), 0.0
     for rank, (p, name) in enumerate(tested):

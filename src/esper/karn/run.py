@@ -1,7 +1,7 @@
 """Reader of one run: its run row, state, rows and tables, during the run or later.
 
-The answer to a query of a user is limited in rows, bytes and memory: rows beyond the row limit are omitted
-with a note, an answer beyond another limit is refused.
+The result of a user's SQL query is limited in rows, bytes and memory: rows beyond the row limit are omitted
+with a note, a result beyond another limit is refused.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from esper.leyline.columns import TABLE_OF
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]
 FETCHED: Final = 100
-"""Rows fetched from the database at once."""
+"""Number of rows that are fetched from the database at once."""
 MAX_BYTES: Final = 50_000_000
-"""Largest answer as JSON, in bytes."""
+"""Largest result of a SQL query, encoded as JSON, in bytes."""
 MEMORY: Final = 4_000
 """Memory limit of the database, in MB."""
 
@@ -74,7 +74,9 @@ class Run:
 
     @property
     def state(self) -> State:
-        """State derived from the files: a live writer holds the lock, a finished run has all planned rows."""
+        """State of the run, derived from its files: a live writer holds the lock, a finished run has all
+        planned rows.
+        """
         if is_being_written(self.path / TELEMETRY):
             return "running"
         if not self.rows(RunRow):
@@ -146,7 +148,7 @@ class SqlAnswer(msgspec.Struct):
     types: list[str]
     rows: list[list[Any]]
     note: str | None
-    """Reason why rows are missing; None if the answer is complete."""
+    """Reason why rows of the query result are missing; None if the result is complete."""
 
 
 def answer_query(
@@ -158,7 +160,7 @@ def answer_query(
         run_dir: Directory of the run.
         query: One SELECT, WITH, DESCRIBE or SHOW statement.
         max_rows: Number of rows to return; None returns all.
-        max_bytes: Largest answer, encoded as JSON.
+        max_bytes: Largest size of the result, encoded as JSON.
         memory: Memory limit of the database in MB.
 
     Raises:
@@ -180,7 +182,9 @@ def answer_query(
 def _taken(
     found: duckdb.DuckDBPyConnection, max_rows: int | None, max_bytes: int
 ) -> tuple[list[list[Any]], str | None]:
-    """Return the first rows, and a note if more exist; raise ``QueryError`` above ``max_bytes``."""
+    """Return the first rows of a query, and a note if there are more; raise ``QueryError`` above
+    ``max_bytes``.
+    """
     rows: list[list[Any]] = []
     size = 0
     while fetched := found.fetchmany(FETCHED):

@@ -1,7 +1,7 @@
 """Result of a run, and its comparison with other runs by score, cost and settings.
 
-The result of a run is the mean of its finished episodes. The result of a training is the mean of the episodes
-of the last iteration that reached their horizon, since those were led by the final policy.
+The result of a run is the mean of its finished episodes. The result of a training is the mean over episodes
+of the last iteration that reached their horizon, because their actions come from the final policy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,18 +17,18 @@ from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 
 
 class Result(NamedTuple):
-    """Means over finished episodes with their intervals."""
+    """Result of a run: means over finished episodes with confidence intervals."""
 
     episodes: int
     twin_score: Estimate | None
-    """None if no episode has a twin."""
+    """Mean score of the twins; None if no episode has a twin."""
     lead: Estimate | None
-    """Validation score minus the twin's, paired by episode."""
+    """Validation score minus the twin's validation score, paired by episode."""
     flops: Estimate
-    """Charged FLOPs of an episode, without its validations."""
+    """Mean FLOPs of an episode that count against the budget, without validations."""
     metric: Metric
     validation: Estimate | None
-    """Validation value by the metric; None if unknown."""
+    """Validation value of the run's metric; None if unknown."""
     test_score: Estimate | None
     params: Estimate
     host_params: Estimate
@@ -38,21 +38,21 @@ class Result(NamedTuple):
 
 
 AVERAGED: Final = ("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds")
-"""Columns of an episode row that are averaged under their own names."""
+"""Columns of an episode row whose means have the same names in a result."""
 
 
 class Comparison(NamedTuple):
-    """Another run, with differences over the episodes that both runs started from the same random streams."""
+    """Comparison with another run, over the episodes that both runs started from the same random streams."""
 
     run: Run
     result: Result | None
-    """None if the other run has no finished episode."""
+    """Result of the other run; None if it has no finished episode."""
     pairs: int
     validation: Estimate | None
-    """Lead of the first run over the other, paired by episode; None without pairs."""
+    """Lead of the first run over the other run, paired by episode; None without pairs of episodes."""
     test_score: Estimate | None
     unpaired: str | None
-    """Reason why no episodes can be paired."""
+    """Reason why no episodes of the two runs can be paired."""
 
 
 def final_rows(run: Run) -> list[EpisodeRow]:
@@ -74,7 +74,9 @@ def broken_episodes(run: Run) -> int:
 
 
 def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
-    """Return the result over ``rows``, by default the final rows of the run; None without rows."""
+    """Return the result over the episode rows ``rows``, by default those that count for the result; None
+    without rows.
+    """
     rows, metric = final_rows(run) if rows is None else rows, metric_of(run.row)
     if not rows:
         return None
@@ -94,7 +96,7 @@ def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Estimate the mean of the known values; None if there are none."""
+    """Estimate the mean of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return estimate(known) if known else None
 
@@ -106,7 +108,7 @@ def best_evaluation(run: Run) -> UpdateRow | None:
 
 
 def compare(run: Run, other: Run) -> Comparison:
-    """Compare a run with another one, over the episodes that started from the same random streams."""
+    """Compare two runs over the episodes that started from the same random streams."""
     ours, theirs, metric = final_rows(run), final_rows(other), metric_of(run.row)
     unpaired = _pairing_obstacle(run, other)
     control = {EpisodeKey.of(row): row for row in theirs}
@@ -128,7 +130,7 @@ def compare(run: Run, other: Run) -> Comparison:
 
 
 def _pairing_obstacle(run: Run, other: Run) -> str | None:
-    """Return the reason why episodes of two runs cannot be paired, None if they can."""
+    """Return the reason why episodes of two runs cannot be paired; None if they can be paired."""
     origins = (
         ("tasks", run.row.task, other.row.task),
         ("metrics", run.row.metric, other.row.metric),

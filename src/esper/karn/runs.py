@@ -22,12 +22,12 @@ NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
 
 
 class ListedRun(NamedTuple):
-    """One run of the list."""
+    """Entry of one run in the list of runs."""
 
     path: str
     state: State | Literal["damaged", "unread"]
     overview: Overview | None = None
-    """None if the run has no run row yet, was not read yet, or is damaged."""
+    """Overview of the run; None if the run has no run row yet, was not read yet, or is damaged."""
     problem: str | None = None
     """Reason why the run cannot be read."""
     id: str = ""
@@ -35,7 +35,7 @@ class ListedRun(NamedTuple):
 
 
 def find_runs(folder: Path) -> Iterator[Path]:
-    """Yield the run directories in ``folder`` and below it, sorted by name; hidden folders are skipped."""
+    """Yield the run directories at any depth of ``folder``, sorted by name; hidden folders are skipped."""
     if not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'; name the one that holds your runs")
     for parent, folders, _ in os.walk(folder):
@@ -46,7 +46,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def listed(path: Path) -> ListedRun:
-    """Return the entry of one run; a read error becomes part of the entry."""
+    """Return the list entry of one run; a read error is stored in the entry."""
     try:
         run = open_run(path)
         if not run.rows(RunRow):
@@ -58,7 +58,7 @@ def listed(path: Path) -> ListedRun:
 
 
 def table_of(runs: Sequence[ListedRun]) -> Table:
-    """Return the list as a rich table."""
+    """Return the list of runs as a rich table."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("run", "task", "controller", *NUMBERS, "state", "started"):
         table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
@@ -80,7 +80,7 @@ def _cells(run: ListedRun) -> list[str]:
 
 
 def as_json(run: ListedRun) -> dict[str, Any]:
-    """Return an entry of the list as JSON values."""
+    """Return an entry of the list of runs as JSON values."""
     known = {"path": run.path, "state": run.state, "problem": run.problem}
     found = run.overview
     if found is None:

@@ -1,8 +1,8 @@
 """Terminal screen of a run or a training, built from rich tables.
 
-Sections in order: progress, score against the twin, health of the policy, open alerts, slots of one episode.
-Colour encodes stage or severity only. A metric inside its healthy band is dim; outside, it is bright and
-followed by the limit.
+Sections of the screen in order: progress, score and twin, PPO diagnostics, open alerts, slots of one episode.
+Colour encodes stage or severity only. A metric inside its band is shown dim; a metric outside its band is
+shown bright with the violated limit.
 """
 
 from typing import Final
@@ -28,9 +28,9 @@ from esper.leyline import RunRow, Stage
 
 MOST_ALERTS: Final = 4
 LABEL: Final = 8
-"""Width of the section labels, in columns."""
+"""Width of the section labels, in terminal columns."""
 TREND_MARGIN: Final = 50
-"""Columns to the left of the trend of a score."""
+"""Number of terminal columns to the left of the trend of a score."""
 LANE_MARGIN: Final = 58
 
 
@@ -124,7 +124,9 @@ def _policy(run: Run) -> list[RenderableType]:
 
 
 def _reading(name: str, value: float | None, low: float | None, high: float | None = None) -> Text:
-    """Format a metric with its name, and with the limit if the value is outside its band."""
+    """Format a metric with its name, and with the violated limit if the value is outside the metric's
+    band.
+    """
     limit = beyond(value, low, high).replace(" ", "")
     return Text(f"{name} {notation.significant(value)} {limit}".rstrip(), style="bold" if limit else "dim")
 
@@ -173,7 +175,9 @@ def _slots(shown: Lanes, columns: int) -> Table:
 
 
 def _lane(lane: Lane, shown: Lanes, columns: int) -> Text:
-    """Draw one glyph per epoch; epochs that share a column show the last stage, or a prune if any."""
+    """Draw the stages of a slot, one glyph per epoch; epochs that share a column show a prune if any, else
+    the last stage.
+    """
     stages = [Stage.DORMANT] * shown.epoch
     for span in lane.spans:
         stages[span.start : span.end] = [span.stage] * (span.end - span.start)

@@ -10,13 +10,15 @@ from esper.leyline import BLEND_IDS, RunRow, SeedRow, Stage, TransitionRow
 
 S = TypeVar("S", TransitionRow, SeedRow)
 HORIZON: Final = "horizon"
-"""``ended_by`` of an episode that reached its horizon; also part of the reason of a seed removed there."""
+"""Value of ``ended_by`` for an episode that reached its horizon; also part of the reason for seeds removed
+there.
+"""
 FATES: Final = {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
-"""Stage with whose look each fate is drawn; a seed without one of these fates is alive."""
+"""Stage whose glyph and colour represent each fate; a seed without a listed fate is alive."""
 
 
 class SeedHistory(NamedTuple):
-    """One seed from germination to its end; None is unknown."""
+    """History of one seed from germination to its end; None is unknown."""
 
     seed: int
     """Serial number of the seed within the episode."""
@@ -25,9 +27,11 @@ class SeedHistory(NamedTuple):
     style: str | None
     germinated_at: int
     stages: tuple[tuple[Stage, int], ...]
-    """Each stage with its number of epochs; GERMINATED only if it lasted at least one epoch."""
+    """Stages of the seed with their numbers of epochs; GERMINATED is listed only if it lasted at least one
+    epoch.
+    """
     fate: str
-    """One of fossilized, pruned, removed at horizon, alive."""
+    """Fate of the seed: fossilized, pruned, removed at horizon, or alive."""
     fate_epoch: int
     cause: str
     """Origin of the final transition, as in the transition row."""
@@ -39,17 +43,19 @@ class SeedHistory(NamedTuple):
 
     @property
     def fate_stage(self) -> Stage | None:
-        """Stage with whose look the fate is drawn; None if the seed is alive."""
+        """Stage whose glyph and colour represent the fate of the seed; None if the seed is alive."""
         return FATES.get(self.fate)
 
     @property
     def end(self) -> int:
-        """Last epoch of the seed, or the last known epoch if it is alive."""
+        """Last epoch of the seed, or the last known epoch of the episode if the seed is alive."""
         return self.germinated_at + sum(epochs for _, epochs in self.stages)
 
     @property
     def course(self) -> str:
-        """Stages with epochs: ``T2 B3 H1 F`` is 2 epochs TRAINING, 3 BLENDING, 1 HOLDING, then FOSSILIZED."""
+        """Stages of the seed with epochs: ``T2 B3 H1 F`` is 2 epochs TRAINING, 3 BLENDING, 1 HOLDING, then
+        FOSSILIZED.
+        """
         return " ".join(
             LOOKS[stage].letter + ("" if stage is Stage.FOSSILIZED else str(epochs))
             for stage, epochs in self.stages
@@ -116,7 +122,7 @@ def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stag
 
 
 def _fate(last: TransitionRow, last_epoch: int) -> tuple[str, int, str]:
-    """Return the fate, its epoch, and the reason unless it repeats the fate."""
+    """Return the fate of a seed, the epoch of the fate, and the reason unless the reason equals the fate."""
     stage = Stage(last.to_stage)
     if stage not in FATES.values():
         return "alive", last_epoch, ""

@@ -17,16 +17,18 @@ class Estimate(NamedTuple):
     mean: float
     half_width: float
     size: int
-    """Number of values."""
+    """Number of values that the mean is over."""
 
     @property
     def margin(self) -> float | None:
-        """The half-width, or None for a single value."""
+        """Half-width of the confidence interval; None for a single value."""
         return None if math.isnan(self.half_width) else self.half_width
 
     @property
     def interval(self) -> tuple[float, float]:
-        """(low, high) of the interval; both equal the mean if there is only one value."""
+        """Ends (low, high) of the confidence interval; low and high equal the mean if there is only one
+        value.
+        """
         return self.mean - (self.margin or 0.0), self.mean + (self.margin or 0.0)
 
     def __str__(self) -> str:
@@ -34,7 +36,7 @@ class Estimate(NamedTuple):
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known values, None if there are none."""
+    """Return the mean of the known values; None if no value is known."""
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
 
@@ -51,7 +53,9 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(values: Sequence[float], control: Sequence[float]) -> Estimate:
-    """Return the mean of ``values[i] − control[i]``; both arms used the same rng seeds in the same order."""
+    """Return the mean of ``values[i] − control[i]``; arm and control used the same rng seeds in the same
+    order.
+    """
     return estimate([a - b for a, b in zip(values, control, strict=True)])
 
 
@@ -70,14 +74,16 @@ def t_test(differences: Sequence[float]) -> float:
 def _t_quantile(degrees: int) -> float:
     """Return the two-sided quantile of Student's t at ``CONFIDENCE``."""
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # bisection down to the resolution of a float
+    for _ in range(60):  # The quantile is found by bisection down to the resolution of a float.
         middle = (low + high) / 2
         low, high = (middle, high) if _t_within(middle, degrees) < CONFIDENCE else (low, middle)
     return math.sqrt(degrees) * math.tan(low)
 
 
 def _t_within(angle: float, degrees: int) -> float:
-    """P(|t| ≤ √degrees · tan(angle)), by the finite series for integer degrees of freedom."""
+    """Return P(|t| ≤ √degrees · tan(angle)) of Student's t, by the finite series for integer degrees of
+    freedom.
+    """
     is_odd, square = degrees % 2, math.cos(angle) ** 2
     term, total = math.cos(angle) if is_odd else 1.0, 0.0
     for k in range(2 + is_odd, degrees + 1, 2):

@@ -17,24 +17,24 @@ _INSTRUMENT: Final = "validation"
 
 
 class ArmNumbers(NamedTuple):
-    """Numbers of one arm; a run that diverged is NaN."""
+    """Results of one study arm; a run that diverged has NaN."""
 
     name: str
     is_static: bool
     losses: FloatArray
-    """Test losses ``[training, rng seed, mark]``."""
+    """Test losses of the arm, ``[training, rng seed, mark]``."""
     scores: FloatArray
-    """Final test scores ``[training, rng seed]``."""
+    """Final test scores of the arm, ``[training, rng seed]``."""
     params: FloatArray
-    """Mean number of parameters ``[mark]``."""
+    """Mean number of parameters of the networks at each compute mark, ``[mark]``."""
     flops: Mapping[str, float]
-    """Mean final FLOPs by purpose; ``charged`` is the part that counts against the budget."""
+    """Mean FLOPs of a run by purpose; ``charged`` is the part that counts against the budget."""
     note: str
     """Learning rate and other settings chosen for the arm."""
 
 
 class StudyNumbers(NamedTuple):
-    """Numbers of all arms of one task."""
+    """Results of all study arms on one task."""
 
     task: str
     budget: int
@@ -43,15 +43,15 @@ class StudyNumbers(NamedTuple):
     arms: Sequence[ArmNumbers]
     control: str
     reference: Sequence[str]
-    """Best static arm on the selection rng seeds, by mark; empty without static arms."""
+    """Best static arm on the selection rng seeds at each compute mark; empty without static arms."""
 
     def arm(self, name: str) -> ArmNumbers:
-        """Return an arm by name."""
+        """Return the results of an arm by its name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     @property
     def compute(self) -> list[str]:
-        """Charged compute at each mark, as text."""
+        """Compute that counts against the budget at each mark, as text."""
         return [notation.flop(mark * self.budget) for mark in self.marks]
 
     def excesses(self) -> dict[str, FloatArray]:
@@ -70,7 +70,7 @@ class StudyTable(NamedTuple):
     rows: list[list[str]]
     caption: str
     foot: Sequence[str] = ()
-    """A last row of names below numeric columns."""
+    """Last row of the table, with names below numeric columns."""
 
     def markdown(self) -> str:
         """Return the table as Markdown."""
@@ -91,7 +91,7 @@ def render_study(found: Sequence[StudyNumbers], name: str) -> str:
 
 
 def study_tables(found: StudyNumbers) -> list[StudyTable]:
-    """Return all tables of a task; those about regret need static arms."""
+    """Return all tables of a task; tables of regret need static arms."""
     tables = [_losses(found)]
     if found.reference:
         tables += [_regrets(found), _ratios(found)]
@@ -182,7 +182,7 @@ def _spending(found: StudyNumbers) -> StudyTable:
 
 
 def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
-    """Return the pictures of a task with their titles; regret needs static arms."""
+    """Return the charts of a task with their titles; the chart of regret needs static arms."""
     pictures = [(f"{found.task}: loss against compute", draw_compute(found))]
     if found.reference:
         pictures.append((f"{found.task}: regret against compute", draw_regret(found)))
@@ -190,7 +190,7 @@ def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
 
 
 def draw_compute(found: StudyNumbers) -> Picture:
-    """Draw loss by compute: static arms thin, their minimum dotted, other arms thick."""
+    """Draw loss by compute: static arms as thin lines, their minimum dotted, other arms as thick lines."""
     losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
     static = [losses[arm.name] for arm in found.arms if arm.is_static]
     return Picture(
@@ -216,7 +216,9 @@ def draw_regret(found: StudyNumbers) -> Picture:
 def _over_compute(
     title: str, found: StudyNumbers, values: Mapping[str, FloatArray], dotted: FloatArray | None
 ) -> str:
-    """Draw values by compute: static arms first, then the dotted reference, then the other arms."""
+    """Draw values of all arms by compute: static arms first, then the dotted reference, then the other
+    arms.
+    """
     at = [mark * found.budget for mark in found.marks]
 
     def curve(name: str, own: FloatArray, look: str) -> Curve:

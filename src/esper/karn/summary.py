@@ -1,6 +1,6 @@
 """Summary printed by ``esper run``: result of an episode, its seeds, and a comparison of arms.
 
-Tables fit 80 columns.
+Tables of the summary fit a terminal of 80 columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,9 @@ from esper.karn.seed_histories import HORIZON, SeedHistory
 from esper.leyline.rows import EpisodeRow, RunRow
 
 _NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}
-"""Purposes left out of the sum: pruned seeds are part of other purposes, validation is not charged."""
+"""Purposes of compute left out of the charged sum: pruned seeds are part of other purposes, validation is not
+charged.
+"""
 _COPIED: Final = (
     *("env", "episode", "ended_by", "seconds", "val_score", "best_val_score", "twin_val_score", "test_score"),
     *("host_params", "params", "host_flops_per_sample", "flops_per_sample", "flops", "refused"),
@@ -69,7 +71,8 @@ def _facts(episode: EpisodeRow) -> Table:
 
 def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
-    texts, wrapped = ("slot", "seed"), ("stages", "fate")  # "stages" and "fate" may wrap in a narrow terminal
+    # Only the columns "stages" and "fate" may wrap in a narrow terminal.
+    texts, wrapped = ("slot", "seed"), ("stages", "fate")
     for heading in (*texts, "born", *wrapped, "params", "contribution", "Shapley"):
         side: JustifyMethod = "left" if heading in texts + wrapped else "right"
         table.add_column(heading, justify=side, no_wrap=heading not in wrapped)
@@ -82,7 +85,7 @@ def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
 
 
 def _fate_text(seed: SeedHistory) -> Text:
-    """Return the fate on two lines, as high as the cell with blueprint and style."""
+    """Return the fate of a seed on two lines, as the cell with blueprint and style has two lines."""
     style = LOOKS[seed.fate_stage].colour if seed.fate_stage else ""
     fate = Text(seed.fate.replace(" ", "\n", 1), style=style)
     if seed.fate in ("fossilized", "pruned"):
@@ -120,7 +123,7 @@ def _cells(episode: EpisodeRow) -> tuple[str, ...]:
 
 
 def as_json(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> dict[str, Any]:
-    """Return the content of ``episode_summary`` as JSON values; None is unknown."""
+    """Return the numbers of ``episode_summary`` as JSON values; None is unknown."""
     return {
         "run": run.name,
         "task": run.task,

@@ -24,13 +24,13 @@ from esper.leyline.columns import COLUMNS
 DECISIONS: Final = "decisions"
 """View of the table ``decision`` with names instead of indices."""
 VIEWS: Final = (*TABLES, DECISIONS)
-"""Names that a query may use."""
+"""Names of tables and views that a SQL query may use."""
 READ_ATTEMPTS: Final = 100
-"""Attempts to read the files before giving up; compaction may remove a listed file before it is read."""
+"""Attempts to read the telemetry files; compaction may remove a listed file before it is read."""
 
 
 class QueryError(EsperError):
-    """A query that is not allowed, or fails."""
+    """Error: a SQL query is not allowed, or fails."""
 
 
 def views_in(text: str) -> list[str]:
@@ -70,7 +70,7 @@ class Tables:
         self._stamps: dict[Path, tuple[int, int, int]] = {}
         """Inode, size and modification time of the JSON files that were read, in reading order."""
         self._pending: dict[str, list[bytes]] = {}
-        """Lines read but not yet inserted, by table."""
+        """JSON lines that were read but not yet inserted, by table."""
         self._definitions: dict[str, str] = {}
         """SQL of every view defined so far, by name."""
         self._check_version()
@@ -92,7 +92,7 @@ class Tables:
         return self.current(views_in(query) or VIEWS)
 
     def _check_version(self) -> None:
-        """Raise an error for another schema version, whose columns differ."""
+        """Raise an error if the run has another schema version, whose columns differ."""
         check_layout(self._telemetry)
         for folder in self._look():
             file = folder / "run.parquet"
@@ -102,7 +102,7 @@ class Tables:
                     raise old_run_error(self._telemetry.parent, version)
 
     def _look(self) -> list[Path]:
-        """Read the current JSON lines and return the Parquet folders that precede them."""
+        """Read the current JSON lines and return the Parquet folders with the rows before these lines."""
         for _ in range(READ_ATTEMPTS):
             try:
                 is_over = not is_being_written(self._telemetry)
@@ -117,7 +117,7 @@ class Tables:
         raise EsperError(f"the files in '{self._telemetry}' come and go; try again")
 
     def _read(self, files: Sequence[Path]) -> None:
-        """Read the complete lines of these files in order; raises ``OSError``."""
+        """Read the complete lines of the given JSON files in order; raises ``OSError``."""
         stamps = [(path, _stamp(path)) for path in files]
         if stamps[: len(self._stamps)] != list(self._stamps.items()):
             self._connection.execute("DROP SCHEMA lines CASCADE; CREATE SCHEMA lines")
@@ -130,7 +130,7 @@ class Tables:
     def _table_of_lines(self, name: str) -> str:
         """Insert the pending lines of a table and return the qualified name of the table with all lines.
 
-        A schema other than main hides these tables from SHOW TABLES.
+        Inserted lines are in a schema other than main, which hides their tables from SHOW TABLES.
         """
         table = f"lines.{_quoted(name)}"
         columns = ", ".join(f"{_quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
@@ -194,7 +194,7 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 
 def _bad_line_error(files: Iterable[Path], table: str, error: Exception) -> str:
-    """Return an error message that names the first line that is not a row of the table."""
+    """Return an error message that names the first JSON line that is not a row of the table."""
     decoder = msgspec.json.Decoder(TABLES[table])
     begin = f'{{"table":"{table}",'.encode()
     for path in files:
@@ -227,7 +227,7 @@ def _text(value: str) -> str:
 def _decisions_view() -> str:
     """Return the SQL of the view ``decisions``, which looks the names up in the lists of the run row.
 
-    The choice of a head is null if the op does not use the head.
+    The choice of a policy head is null if the chosen op does not use the head.
     """
     positions = ", ".join(f"list_position(heads, '{head}') AS {head}_at" for head in HEAD_NAMES)
     names = ", ".join(

@@ -1,9 +1,9 @@
 """Terminal view of a run in progress: a live screen, or plain lines if the output is not a terminal.
 
-The view reads the run's directory, so it works from any process. Callers call ``refresh`` after rows were
-written. Lines are written on the caller's thread; a screen is drawn on the thread of rich's ``Live``, where
-DuckDB releases the GIL. Both are limited to a small share of the run time; rows that arrive too early for
-that limit appear with the next update.
+The terminal view reads the run's directory, so any process can show a run. Callers call ``refresh`` after
+rows were written. Log lines are written on the caller's thread; a screen is drawn on the thread of rich's
+``Live``, where DuckDB releases the GIL. Log lines and screen may use a small share of the run time; rows that
+arrive too early for that limit appear with the next update.
 """
 
 import sys
@@ -60,17 +60,18 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._run: Run | None = None
         self._lock = threading.Lock()
         self._has_news = False
-        """True after the first ``refresh``; before that, the directory may belong to an earlier run."""
+        """Whether ``refresh`` was called; before the first call, the directory may belong to an earlier run.
+        """
         self._is_stale = False
         self._next_look = 0.0
         self._is_last = False
-        """True if the next update is the final one and must not wait."""
+        """Whether the next update is the last update, which must not wait."""
         self._has_begun = False
         self._seen: set[Stamp] = set()
         self._drawn: RenderableType = Text("waiting for the run to begin", style="dim")
         self._width = 0
         self.error: EsperError | None = None
-        """Reason why the view stopped; the run itself may continue."""
+        """Reason why the terminal view stopped; the run itself may continue."""
         if skip_past and (run := self._begun()) is not None:
             self._has_begun, self._seen = True, stamps(run)
         self._live: Live | None = None
@@ -90,7 +91,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         if self._live is None and self._has_news:
             self._look()
         elif self._live is not None:
-            self._live.stop()  # stop() draws once more
+            self._live.stop()  # Live.stop() draws the screen once more.
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -103,14 +104,15 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         return self._run
 
     def _look(self) -> None:
-        """Read new rows unless an earlier read failed, and schedule the next read."""
+        """Read new rows of the run unless an earlier read failed, and schedule the next read."""
         if self.error is not None:
             return
         try:
             run = self._begun()
             began = time.thread_time()
             if run is not None:
-                # Cleared before reading, so that rows written meanwhile trigger another read.
+                # The event is cleared before reading, so that rows written during the read trigger another
+                # read.
                 self._is_stale = False
                 if self._live is None:
                     self._write_lines(run)
@@ -131,7 +133,9 @@ class TerminalView(AbstractContextManager["TerminalView"]):
             return self._drawn
 
     def _render(self, run: Run) -> None:
-        """Render the screen to lines and keep them; rich would render the tables again on every refresh."""
+        """Render the screen to lines and store the lines; rich would render the tables again on every
+        refresh.
+        """
         self._width = self._console.width
         lines = self._console.render_lines(screen(run, self._width, self._env), pad=False)
         self._drawn = SegmentLines(lines, new_lines=True)
@@ -143,7 +147,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._seen.update(entry.stamp for entry in entries)
         updates = [entry for entry in entries if isinstance(entry.row, UpdateRow)]
         for entry in entries:
-            # The remaining time is known only at the last iteration.
+            # The estimate of the remaining time applies to the last logged iteration only.
             left = progress(run).seconds_left if updates[-1:] == [entry] else None
             line = line_of(entry, run.row, left)
             lines += [] if line is None else [line]

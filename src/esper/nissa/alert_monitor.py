@@ -1,7 +1,7 @@
 """Evaluation of the alert rules: an alert is raised when its condition starts and cleared when it ends.
 
-The alerts depend only on the rows. No rule uses rows of two tables, so the rows of finished iterations can be
-replayed table by table.
+Alerts depend only on telemetry rows. No alert rule uses rows of two tables, so the rows of finished
+iterations can be replayed table by table.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
 from esper.nissa.conditions import Reading, RowHistory
 
 PASSED: Final = "It has passed."
-"""Hint of a cleared alert."""
+"""Hint text of a cleared alert."""
 _RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = {
     table: tuple(rule for rule in RULES if rule.table is table) for table in {rule.table for rule in RULES}
 }
@@ -24,14 +24,14 @@ _RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = {
 
 @dataclass(slots=True)
 class _AlertState:
-    """State of one rule for one scope."""
+    """State of one alert rule for one scope."""
 
     wrong_in_a_row: int = 0
     raised: AlertRow | None = None
-    """The open alert; None if there is none."""
+    """Open alert of the rule and scope; None if no alert is open."""
     env: int | None = None
     slot: int | None = None
-    """Slot of a scope within an episode, whose alert ends with the seed or the episode."""
+    """Slot that an alert about a seed belongs to; such an alert ends with the seed or the episode."""
 
 
 class AlertMonitor:
@@ -40,10 +40,12 @@ class AlertMonitor:
     def __init__(self, run: RunRow) -> None:
         self._past = RowHistory(run)
         self._states: dict[tuple[str, str], _AlertState] = {}
-        """State by rule and scope."""
+        """State of the alert rules, by rule and scope."""
 
     def take(self, row: Row) -> list[AlertRow]:
-        """Return the alerts that a row raises or clears; governor alerts are recorded, not repeated."""
+        """Return the alerts that a row raises or clears; alerts of the governor are recorded but not returned
+        again.
+        """
         alerts: list[AlertRow | None] = []
         for rule in _RULES_OF.get(type(row), ()):
             alerts += [self._evaluate(rule, reading, row) for reading in rule.evaluate(row, self._past)]

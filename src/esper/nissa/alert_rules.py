@@ -19,19 +19,20 @@ class Rule(NamedTuple):
     name: str
     severity: Severity
     condition: str
-    """The condition in words, with its limits."""
+    """Condition of the alert rule in words, with its limits."""
     evaluate: Condition
     hint: str
     times: int = 1
-    """Consecutive violations that raise the alert; one reading within the limit clears it."""
+    """Number of consecutive violations that raise the alert; one reading within the limit clears the alert.
+    """
     window: int = 1
-    """Number of rows per reading."""
+    """Number of rows that one reading of the rule is computed from."""
     of_the_machine: bool = False
-    """Whether the rule depends on the machine; two equal runs may then differ in their alerts."""
+    """Whether the alert rule depends on the machine, so that two equal runs may differ in alerts."""
 
     @property
     def table(self) -> type[Row]:
-        """Row type that the rule reads."""
+        """Row type that the alert rule reads."""
         row: type[Row] = get_type_hints(self.evaluate)["row"]
         return row
 
@@ -191,4 +192,4 @@ GOVERNOR_RULES: Final[Mapping[str, str]] = {
     "collapse": "a host that had learned scores no better than chance, two epochs in a row",
     "divergence": "a host's loss rose far above its usual fluctuation, two epochs in a row",
 }
-"""Alerts raised by the engine itself, because it intervenes at once."""
+"""Names of alerts that training raises itself when it intervenes, not by an alert rule."""

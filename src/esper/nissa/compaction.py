@@ -1,8 +1,8 @@
 """Conversion of rows from JSON lines to Parquet, which is many times faster to read.
 
-The Parquet folder is renamed to its final name when it is complete on disk, and only then are the lines
-removed: a process killed at any time leaves the lines, both, or Parquet. Types come from the schema and not
-from the rows, so all files of a table agree.
+The Parquet folder is renamed to its final name when it is complete on disk, and only then are the JSON lines
+removed: a process killed at any time leaves the JSON lines, the Parquet folder, or both. Column types come
+from the schema and not from the rows, so all files of a table have the same types.
 """
 
 import json
@@ -19,11 +19,11 @@ from esper.leyline.errors import EsperError
 
 
 class CompactionError(Exception):
-    """Lines that could not be converted to Parquet; the lines are kept."""
+    """Error: JSON lines could not be converted to Parquet; the lines are kept."""
 
 
 def compact(telemetry: Path, last: int) -> None:
-    """Convert the JSON lines of all numbers up to ``last``."""
+    """Convert the JSON files with numbers up to ``last`` to Parquet."""
     try:
         found = row_files(telemetry)
         lines = [span for span in found.lines if span.last <= last]
@@ -38,7 +38,7 @@ def compact(telemetry: Path, last: int) -> None:
 def _convert(telemetry: Path, lines: Sequence[RowSpan]) -> None:
     target = parquet_path(telemetry, lines[0].first, lines[-1].last)
     partial = partial_of(target)
-    # One thread, because this runs on the trainer's thread.
+    # One thread, because the conversion runs on the trainer's thread.
     settings = {"threads": "1", "async_threads": "0", "memory_limit": "1GB", "temp_directory": ""}
     try:
         partial.mkdir(exist_ok=True)

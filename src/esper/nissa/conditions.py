@@ -16,15 +16,15 @@ from esper.leyline.rank_correlation import Rewarded, reward_correlation
 RUN: Final = "run"
 """Scope of an alert about the whole run."""
 RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "log_loss", "contribution", "rent", "rollback"})
-"""Reward terms for the result, its cost or a failure; all other terms are shaping."""
+"""Reward terms for an episode's result, its cost or a failure; all other terms are reward shaping."""
 NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl")
-"""Columns of an update that are None only if the value was not finite."""
+"""Columns of a PPO update row that are None only if the value was not finite."""
 LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
 """Stages in which a seed learns and can still be pruned."""
 
 
 class Reading(NamedTuple):
-    """Value of one scope in one row, with its limit."""
+    """Reading of an alert rule: the value of one scope in one row, with its limit."""
 
     scope: str
     wrong: bool
@@ -34,13 +34,13 @@ class Reading(NamedTuple):
 
 @dataclass(slots=True)
 class RowHistory:
-    """Earlier rows that the conditions use."""
+    """Earlier rows that the conditions of alert rules use."""
 
     run: RunRow
     updates: list[UpdateRow] = field(default_factory=list)
-    """Updates that were not skipped."""
+    """Rows of PPO updates that were not skipped."""
     episodes: deque[EpisodeRow] = field(default_factory=lambda: deque(maxlen=limits.CORRELATED_EPISODES - 1))
-    """The last rewarded episodes."""
+    """Rows of the last rewarded episodes."""
     seeds: dict[tuple[int, int], SeedRow] = field(default_factory=dict)
     """Last seed row by environment and slot."""
 
@@ -55,7 +55,9 @@ class RowHistory:
                 self.seeds[row.env, row.slot] = row
 
     def has_learned(self, row: UpdateRow) -> bool:
-        """Return whether the mean of the last returns, with this row, clearly exceeds the first ones."""
+        """Return whether the mean of the last returns, the given row included, clearly exceeds the mean of
+        the first returns.
+        """
         returns = [u.mean_return for u in (*self.updates, row) if u.mean_return is not None]
         if not returns:
             return False
@@ -69,12 +71,12 @@ Condition = Callable[[Any, RowHistory], Iterator[Reading]]
 
 
 def above(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
-    """Return a reading that violates its limit if the value is above it."""
+    """Return a reading that violates its limit if the value is above the limit."""
     return Reading(scope, value > limit and only_if, value, limit)
 
 
 def below(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
-    """Return a reading that violates its limit if the value is below it."""
+    """Return a reading that violates its limit if the value is below the limit."""
     return Reading(scope, value < limit and only_if, value, limit)
 
 
@@ -87,13 +89,15 @@ def not_finite(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def ratio_exploded(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Check the worst ratio of the first exploded update epoch, and the extreme ratios of the last one."""
+    """Check the worst PPO ratio of the first exploded update epoch, and the extreme ratios of the last update
+    epoch.
+    """
     low, high = limits.RATIO_EXPLODED
     ratios = [row.ratio_max, row.ratio_min] if row.skipped is None else []
     if row.explosion is not None:
         ratios.append(row.explosion["ratio"])
     for ratio in ratios:
-        if ratio is None or not low <= ratio <= high:  # None: the ratio overflowed
+        if ratio is None or not low <= ratio <= high:  # The ratio is None if it overflowed.
             yield Reading(RUN, True, ratio, low if ratio is not None and ratio < low else high)
             return
     if ratios:
@@ -119,7 +123,7 @@ def update_above(column: str, limit: float) -> Condition:
 
 
 def forced(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Check the share of forced decisions; a trained policy that fills slots early has many as well."""
+    """Check the share of forced decisions; a trained policy that fills slots early also has many of them."""
     if row.skipped is None:
         yield above(RUN, row.forced_share, limits.FORCED_SHARE, not past.has_learned(row))
 
@@ -129,7 +133,7 @@ def waits(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Check head entropies; low entropy is healthy unless the head collapsed abruptly or before learning."""
+    """Check head entropies; low entropy is allowed unless the head collapsed abruptly or before learning."""
     learned = past.has_learned(row)
     for head, (name, entropy) in enumerate(zip(past.run.heads, row.head_entropy, strict=False)):
         if entropy is not None:
@@ -138,7 +142,7 @@ def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def _was_open(head: int, updates: Sequence[UpdateRow]) -> bool:
-    """Return whether the head still explored at its last entropy above the threshold."""
+    """Return whether the policy head still explored at its last entropy above the threshold."""
     for row in reversed(updates):
         entropy = row.head_entropy[head]
         if entropy is not None and entropy >= limits.HEAD_ENTROPY_COLLAPSED:
@@ -153,7 +157,9 @@ def gradient_jump(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def slow(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Compare rollout times only; other phases, such as evaluation, do not run in every iteration."""
+    """Compare the rollout times of iterations only; other phases, such as evaluation, do not run in every
+    iteration.
+    """
     spans = [update.phase_ms["rollout"] for update in past.updates if "rollout" in update.phase_ms]
     if len(spans) >= limits.USUAL_ITERATIONS and "rollout" in row.phase_ms:
         yield above(RUN, row.phase_ms["rollout"], statistics.median(spans) / limits.SLOWDOWN)
@@ -199,8 +205,8 @@ def dead(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
 def harmful(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
     """Check the contribution of a seed at constant alpha; while alpha changes, host and seed still adapt.
 
-    Trainings are exempt: an exploring policy may hold harmful seeds, and its reward already accounts for
-    them.
+    Trainings of a policy are exempt: an exploring policy may hold harmful seeds, and its reward already
+    accounts for the harm.
     """
     if past.run.iterations is not None:
         return

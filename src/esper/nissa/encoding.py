@@ -1,7 +1,7 @@
 """Encoding of a row as a JSON line with its table and time.
 
-Non-finite numbers are refused, because JSON could only write null, which means unknown. The check runs for
-every row and must be cheap, so it uses no Python code per column.
+Non-finite numbers are refused, because JSON could only write null, which means unknown. The check for
+non-finite numbers runs for every row and must be cheap, so it uses no Python code per column.
 """
 
 import math
@@ -17,7 +17,7 @@ from esper.leyline.columns import COLUMNS
 
 
 class RowError(EsperError):
-    """A row that cannot be encoded, due to an error in the code that made it."""
+    """Error: a row cannot be encoded, because the code that made the row is wrong."""
 
 
 def _plain_scalar(value: Any) -> Any:
@@ -39,7 +39,7 @@ class RowEncoder:
     def __init__(self, table: str) -> None:
         self._table = table
         self._begin = f'{{"table":"{table}","t":'.encode()
-        # `t` is added because attrgetter of a single name returns no tuple.
+        # The column `t` is added because attrgetter of a single name returns no tuple.
         self._floats = attrgetter("t", *(column.name for column in COLUMNS[table] if column.is_float))
         self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
 
@@ -77,7 +77,7 @@ def _all_finite(value: Any) -> bool:
         return True
     try:
         return all(map(math.isfinite, filter(None, inner)))
-    except TypeError:  # strings, or nested lists and maps
+    except TypeError:  # The values are strings, nested lists or maps.
         return all(map(math.isfinite, _numbers_within(value)))
 
 
@@ -88,5 +88,5 @@ def _numbers_within(value: object) -> Iterator[float]:
     if isinstance(value, list | tuple):
         for inner in value:
             yield from _numbers_within(inner)
-    elif isinstance(value, Real):  # includes numpy scalars, of which not all are floats
+    elif isinstance(value, Real):  # Real includes numpy scalars, of which not all are floats.
         yield float(value)

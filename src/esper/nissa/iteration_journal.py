@@ -1,9 +1,9 @@
 """Journal of a training's unfinished iteration, which readers use if the training is killed.
 
 The rows of an iteration are written when it is complete, ordered by environment regardless of the number of
-processes. Until then, every process appends its rows after each epoch to one file per shard of environments.
-A journal that cannot be written is dropped silently: its rows are still written with the iteration, and
-``RunWriter`` reports it if that fails.
+processes. Until the iteration is complete, every process appends its rows after each epoch to one file per
+shard of environments. A journal that cannot be written is dropped silently: its rows are still written with
+the iteration, and ``RunWriter`` reports a failure of that write.
 """
 
 import os
@@ -19,7 +19,7 @@ from esper.nissa.encoding import RowEncoder
 
 
 class IterationJournal:
-    """Journal files of one process, which works on one shard after another."""
+    """Journal files of one process, which handles one shard of environments after another."""
 
     def __init__(
         self, directory: Path, detail: Detail, clock: Callable[[], float] = time.perf_counter
@@ -32,7 +32,7 @@ class IterationJournal:
         self._file: int | None = None
 
     def begin(self, began: float) -> None:
-        """Set the clock value at which the run started, common to all processes."""
+        """Set the clock value at which the run started, which is common to all processes."""
         self._began = began
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
@@ -58,11 +58,11 @@ class IterationJournal:
             if self._file is not None:
                 write_all(self._file, lines)
         except OSError:
-            with suppress(OSError):  # network file systems report a full disk again on close
+            with suppress(OSError):  # Network file systems report a full disk again on close.
                 self.close()
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the journal file; may be called twice."""
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)

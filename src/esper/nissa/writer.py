@@ -6,8 +6,8 @@ a training's iteration are written together when it is complete (``iteration``).
 thread, so no row is dropped while the disk works; if writing fails, telemetry ends with one warning and the
 run continues.
 
-Lines are converted to Parquet above a size limit. A training may return to its last checkpoint, so its lines
-are converted when a checkpoint is stored.
+JSON lines are converted to Parquet above a size limit. A training may return to its last checkpoint, so its
+JSON lines are converted when a checkpoint is stored.
 """
 
 import os
@@ -52,7 +52,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         Args:
             directory: Run directory; it must be empty unless the run is resumed.
             resume_from: Mark from ``checkpoint`` of an earlier writer; later rows are removed.
-            detail: Level of detail; rows of other tables are dropped.
+            detail: Level of detail; rows of tables outside this level are dropped.
             clock: Clock of the run, in seconds.
 
         Raises:
@@ -60,7 +60,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         """
         self.directory = directory
         self.detail: Detail = detail
-        """Level of detail; rows of tables outside this level are dropped. It may change at any time."""
+        """Level of detail, which may change at any time; rows of tables outside this level are dropped."""
         self.on_resources: Callable[[ResourceRow], None] = lambda row: None
         """Callback for every resource row, since the writer creates these rows itself."""
         self.failed = False
@@ -70,9 +70,9 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._lock = WriterLock(self._telemetry)
         self._mark = resume_from or RowMark(0, 0.0)
         self._last = -1
-        """Highest number that has a file."""
+        """Highest number of an existing telemetry file."""
         self._trains = resume_from is not None
-        """Whether rows are written by iteration."""
+        """Whether rows are written together at the end of each iteration."""
         self._ended = False
         """Whether the last resource row was emitted."""
         if resume_from is not None:
@@ -93,7 +93,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         """Clock value at the start of the run."""
 
     def _go_back(self, iteration: int) -> None:
-        """Remove the rows after an iteration, the last first, so that no gap exists at any time."""
+        """Remove the rows after an iteration, the last iteration first, so that no gap exists at any time."""
         try:
             found = row_files(self._telemetry)
             later = [span for span in found.spans if span.last > iteration]
@@ -150,10 +150,10 @@ class RunWriter(AbstractContextManager["RunWriter"]):
     def iteration(self, number: int, *, is_last: bool = False) -> Iterator[None]:
         """Write the rows emitted within the context as one iteration, completely or not at all.
 
-        If writing fails, the journal of this iteration is kept, and later iterations leave nothing.
+        If writing fails, the journal of the iteration is kept, and rows of later iterations are not written.
 
         Args:
-            number: Number of the iteration; 0 holds the rows before the first iteration.
+            number: Number of the iteration; 0 for the rows before the first iteration.
             is_last: Add the final resource row.
         """
         begin = len(self._buffer)
@@ -192,9 +192,11 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     @contextmanager
     def checkpoint(self) -> Iterator[RowMark]:
-        """Yield the mark of the written rows, to be stored within the context as ``resume_from``.
+        """Yield the mark of the last written row; the caller stores the mark inside the context, for
+        ``resume_from``.
 
-        If storing succeeds, lines may be converted, because no run returns to a point before this checkpoint.
+        If storing succeeds, JSON lines may be converted, because no run returns to a point before this
+        checkpoint.
         """
         yield self._mark
         if not self.failed and self._line_bytes > LINES_BYTES:
@@ -241,7 +243,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
     # --- files --------------------------------------------------------------------------------------
 
     def _write_out(self, path: Path) -> None:
-        """Append the buffer to ``path``, which is opened if necessary."""
+        """Append the buffered rows to the file ``path``, which is opened if necessary."""
         if not self._buffer:
             return
         size = len(self._buffer)
@@ -259,11 +261,11 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             file, self._file = self._file, None
             try:
                 os.close(file)
-            except OSError as error:  # network file systems report a full disk here
+            except OSError as error:  # Network file systems report a full disk on close.
                 self._fail(self._telemetry, error.strerror)
 
     def _compact(self, last: int) -> None:
-        """Convert lines to Parquet; a failure loses nothing and is reported once by an alert row."""
+        """Convert JSON lines to Parquet; a failure loses no row and is reported once by an alert row."""
         self._line_bytes = 0
         try:
             compact(self._telemetry, last)
@@ -294,7 +296,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             return
         row = ResourceRow(
             rss_mb=_peak_mb(),
-            rows_written=self._rows + 1,  # including this row
+            rows_written=self._rows + 1,  # The count includes this row.
             writer_ms=self._busy_seconds * 1e3,
             disk_free_mb=free / 1e6,
         )
@@ -312,7 +314,8 @@ def _claim(directory: Path) -> None:
             raise RunDirectoryError(
                 f"run directory '{directory}' already holds {listed}; choose another one, or move it away"
             )
-        (directory / TELEMETRY).mkdir()  # fails for the second of two runs that start at the same time
+        # The lock fails for the second of two runs that start at the same time.
+        (directory / TELEMETRY).mkdir()
     except OSError as error:
         raise RunDirectoryError(
             f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"

@@ -31,14 +31,16 @@ def check_names(config: RunConfig) -> None:
 
 
 def run_one_episode(config: RunConfig, episode: int = 0) -> EpisodeReport:
-    """Run one episode of the configured controller without writing files, and return its report."""
+    """Run one episode of the configured controller without writing files, and return the report of the
+    episode.
+    """
     with one_thread():
         (report,) = run_episode(*_start(config, config.controller, episode), episode)
     return report
 
 
 def _start(config: RunConfig, controller_name: str, episode: int = 0) -> tuple[SerialVector, Controller]:
-    """Return an environment at the start of an episode, and a new controller for it."""
+    """Return an environment at the start of an episode, and a new controller for the environment."""
     vector = build_vector(config)
     vector.reset(episode)
     return vector, build_controller(controller_name, config, vector.action_space)

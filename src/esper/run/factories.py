@@ -19,7 +19,7 @@ from esper.tolaria.vector import SerialVector
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: faster for small networks, and the order of sums decides the last bits."""
+    """Limit torch to one thread: faster for small networks, and the order of floating-point sums is fixed."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,7 +1,8 @@
 """Directory of a training by ``esper.grow``: one file of rows per epoch, and a checkpoint.
 
-The checkpoint belongs to the last epoch that was written: a killed training continues after it, and rows
-written since are removed."""
+The checkpoint belongs to the last written epoch: a killed training continues after that epoch, and rows
+written after the checkpoint are removed.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
     def begin(
         self, network: MorphogeneticModel, controller: str, settings: Mapping[str, Any], device: str
     ) -> EventSink:
-        """Write the run's row, or reopen the run at its checkpoint; return the sink of its rows.
+        """Write the run's row, or reopen the run at its checkpoint; return the sink for further rows.
 
         Raises:
             EsperError: The run was started with other settings.
@@ -79,7 +80,8 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         )
         mark = None
         if self.checkpoint is not None:
-            # Compare before the writer is opened, which removes the rows after the checkpoint.
+            # Settings are compared before the writer is opened, because the writer removes rows after the
+            # checkpoint.
             changed = changed_settings(read_rows(self.path, RunRow)[0].config, run.config)
             for name, (old, new) in changed.items():
                 raise EsperError(
@@ -97,7 +99,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         return sink
 
     def rows_of(self, epoch: int, *, is_last: bool = False) -> AbstractContextManager[None]:
-        """Write the rows emitted inside as those of one epoch, all of them or none."""
+        """Write the rows emitted inside the context as the rows of one epoch, all of them or none."""
         return self._writer.iteration(epoch, is_last=is_last)
 
     def save(self, state: Mapping[str, Any]) -> None:

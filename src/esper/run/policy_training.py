@@ -51,7 +51,8 @@ def train(
     resume: bool = False,
     refresh: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train to the last iteration; every process of a distributed run calls this, and rank 0 writes.
+    """Train a policy to the last iteration; every process of a distributed run calls this function, and rank
+    0 writes.
 
     Args:
         config: Configuration of the training.
@@ -68,12 +69,13 @@ def train(
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
         mark = load_latest(trainer, config, directory) if resume else None
-        _refuse(exchange.unlike_first(trainer.iteration), directory)  # before rank 0 writes
+        # Ranks are compared before rank 0 writes.
+        _refuse(exchange.unlike_first(trainer.iteration), directory)
         if exchange.rank() != 0:
             journal.begin(exchange.from_first(0.0))
             _check_shared(directory)
             for _ in _iterations(trainer):
-                pass  # rank 0 records and saves
+                pass  # Only rank 0 writes rows and checkpoints.
             return
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
             journal.begin(exchange.from_first(writer.began))
@@ -112,7 +114,7 @@ def train(
 
 
 def _iterations(trainer: Trainer) -> Iterator[Iteration]:
-    """Run the remaining iterations; raise if the policies of two ranks differ after one of them."""
+    """Run the remaining iterations; raise an error if the policies of two ranks differ after an iteration."""
     for iteration in trainer:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
@@ -125,7 +127,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
 
 
 def _check_shared(directory: Path) -> None:
-    """Refuse a run directory that a rank cannot see; rank 0 holds its lock."""
+    """Raise an error if the run directory, which rank 0 has locked, is not visible to this rank."""
     if exchange.world_size() == 1:
         return
     lock, nonce = directory / TELEMETRY / LOCK_FILE, uuid4().hex
@@ -149,7 +151,9 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
-    """Save and return whether that succeeded; a failed save is an error only at the end of the training."""
+    """Save a checkpoint and return whether saving succeeded; a failure raises only at the end of the
+    training.
+    """
     try:
         save()
     except SaveError as error:

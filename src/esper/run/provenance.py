@@ -45,9 +45,10 @@ def hardware() -> dict[str, Any]:
 
 
 def run_row(space: ActionSpace, **columns: Any) -> RunRow:
-    """Return the row that describes a run which starts now.
+    """Return the run row of a run that starts now.
 
-    Provenance and the names behind all indices are filled in; ``columns`` are the remaining columns.
+    The function fills in provenance and the names behind all indices; ``columns`` are the remaining columns
+    of the run row.
     """
     return RunRow(
         schema_version=SCHEMA_VERSION,

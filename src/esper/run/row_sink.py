@@ -17,9 +17,9 @@ from esper.nissa.alert_rules import MACHINE_RULES
 from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (tables.EpisodeRow, tables.UpdateRow, tables.ResourceRow)
-"""Rows whose effect on the alert rules lasts beyond an iteration."""
+"""Row types whose effect on the alert rules lasts beyond an iteration."""
 REPLAYED_EPISODE: Final = (tables.SeedRow, tables.TransitionRow, tables.ResourceRow)
-"""Rows whose effect on the alert rules lasts within an episode, for runs resumed in the middle of one."""
+"""Row types whose effect on the alert rules lasts within an episode, for runs resumed within an episode."""
 
 
 class RowSink:
@@ -47,7 +47,8 @@ class RowSink:
     def emit_iteration(self, collected: Sequence[tables.Row], update: tables.UpdateRow) -> None:
         """Write all rows of an iteration, in full detail if an alert about the whole run was raised.
 
-        Alerts about single episodes do not raise the detail: exploration produces many failing seeds.
+        Alerts about single episodes do not raise the level of detail: exploration produces many failing
+        seeds.
         """
         rows = [*collected, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
@@ -57,7 +58,7 @@ class RowSink:
     def _pass_on(
         self, rows: Sequence[tables.Row], alerts: Sequence[tables.Row], last: tables.Row, span: int
     ) -> None:
-        """Write rows; alerts among ``alerts`` raise the detail for ``span`` epochs or iterations."""
+        """Write rows; alerts among ``alerts`` raise the level of detail for ``span`` epochs or iterations."""
         raised = [row for row in alerts if isinstance(row, tables.AlertRow) and _raises_detail(row)]
         if raised:
             self._left = span

@@ -18,7 +18,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
-"""Settings that only one controller reads, with the name of that controller."""
+"""Settings that only one controller uses, with the name of that controller."""
 Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
 
 
@@ -27,7 +27,7 @@ def _is_number(slots: tuple[str, ...]) -> bool:
 
 
 class ConfigError(EsperError):
-    """One or more settings are invalid; the message lists all of them."""
+    """Error: one or more settings are invalid; the message lists all of them."""
 
 
 class Settings(BaseModel):
@@ -122,7 +122,9 @@ def training_config(
 
 
 def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:
-    """Return a configuration of this kind; a ``ConfigError`` lists all invalid settings."""
+    """Return a configuration of the class ``kind``; raise a ``ConfigError`` that lists all invalid
+    settings.
+    """
     try:
         return kind.model_validate(settings)
     except ValidationError as error:
@@ -144,7 +146,8 @@ def read_settings(path: Path) -> dict[str, object]:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"'{path}' is larger than a configuration: {path.stat().st_size:,} bytes")
         content = readers[path.suffix](path.read_text())
-        json.dumps(content, default=str, ensure_ascii=False).encode()  # refuses lone surrogates
+        # encode() raises an error for lone surrogates.
+        json.dumps(content, default=str, ensure_ascii=False).encode()
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None
     except RecursionError:
@@ -160,7 +163,7 @@ def _short(value: object) -> str:
     """Return the ``repr`` of a value, cut off after 80 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # very long numbers, deeply nested lists
+    except (ValueError, RecursionError):  # repr() fails for very long numbers and deeply nested lists.
         return f"a {type(value).__name__} that is too long to show"
     return text if len(text) <= 80 else f"{text[:80]}…"
 

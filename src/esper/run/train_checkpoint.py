@@ -1,8 +1,8 @@
-"""Checkpoints of a training: a process killed at any moment leaves a complete one.
+"""Checkpoints of a training: a process killed at any moment leaves a complete checkpoint.
 
-``DIR/checkpoints/iteration-N`` are checkpoints, and ``DIR/checkpoints/latest`` names the current one; it is
-replaced after the new checkpoint is complete. A seal holds the digests of a checkpoint's files; a checkpoint
-that does not match its seal is refused.
+``DIR/checkpoints/iteration-N`` are checkpoints, and the pointer ``DIR/checkpoints/latest`` names the current
+one; the pointer is replaced after the new checkpoint is complete. A seal holds the digests of a checkpoint's
+files; a checkpoint that does not match its seal is refused.
 """
 
 import re
@@ -30,7 +30,7 @@ STATE_FILES: Final = (checkpoint.POLICY_FILE, checkpoint.SHAPE_FILE, OPTIMISER_F
 
 
 class FinishedRunError(EsperError):
-    """A run to resume has finished all its iterations."""
+    """Error: the run to resume has finished all its iterations."""
 
 
 class TrainProgress(msgspec.Struct):
@@ -46,11 +46,14 @@ class TrainProgress(msgspec.Struct):
 
 
 def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
-    """Write a new checkpoint, then replace the pointer, then remove the old checkpoint."""
+    """Write a new checkpoint, then replace the pointer to the current checkpoint, then remove the old
+    checkpoint.
+    """
     folder = directory / "checkpoints"
     name = f"iteration-{trainer.iteration:05d}"
     if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
-        name += "-again"  # the run ended within the iteration after a checkpoint
+        # A run that ends within the iteration after a checkpoint saves the same iteration number again.
+        name += "-again"
     trainer.save(folder / name, {"telemetry": mark})
     checkpoint.seal(folder / name, STATE_FILES)
     write_durably(folder / POINTER, name.encode())
@@ -96,7 +99,9 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
 
 
 def _latest_state(folder: Path) -> Path | None:
-    """Return the current checkpoint; without a pointer, the newest complete one; None if there is none."""
+    """Return the current checkpoint of a training; without a pointer, the newest complete checkpoint, or
+    None.
+    """
     pointer = folder / POINTER
     if not pointer.exists():
         complete = [path.parent for path in folder.glob(f"iteration-*/{checkpoint.SEAL_FILE}")]
@@ -119,7 +124,9 @@ def _progress_of(state: Path) -> TrainProgress:
 
 
 def _check_telemetry(mark: RowMark, directory: Path) -> None:
-    """Refuse to resume if rows before the checkpoint are missing, or rows after it cannot be removed."""
+    """Refuse to resume if rows before the checkpoint are missing, or rows after the checkpoint cannot be
+    removed.
+    """
     found = row_files(directory / TELEMETRY)
     iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
     if found.last < mark.iteration or (mark.iteration > 0 and mark.iteration not in iterations):

@@ -59,10 +59,10 @@ def _files(names: Sequence[str]) -> list[Path]:
 
 
 def _run(files: Sequence[Path], *, quiet: bool) -> bool:
-    """Run the files by pytest and return whether a benchmark failed."""
+    """Run the benchmark files by pytest and return whether a benchmark failed."""
     import pytest
 
-    sys.path.insert(0, str(ROOT))  # the benchmarks are not in the package
+    sys.path.insert(0, str(ROOT))  # The package benchmarks is not installed with esper.
     selected = ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
     plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     shown = ["--capture=no", "--no-header", "--tb=line", "--quiet"]

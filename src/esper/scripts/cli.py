@@ -1,4 +1,4 @@
-"""Entry point of ``esper COMMAND …``: calls the command with its flags."""
+"""Entry point of ``esper COMMAND …``: calls the function of the command with its flags."""
 
 from collections.abc import Sequence
 from importlib import import_module

@@ -29,7 +29,7 @@ from esper.tolaria.seeding import TEST_SEEDS
 
 CONTROLS = ("heuristic", "random", "off")
 Reports = list[list[EpisodeReport]]
-"""Reports as ``[rng seed][episode]``."""
+"""Episode reports of one arm as ``[rng seed][episode]``."""
 
 
 class EvaluationConfig(Settings, Hardware):
@@ -74,7 +74,9 @@ def eval_command(args: Sequence[str]) -> None:
 
 
 def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConfig, dict[str, object]]:
-    """Return the configuration and the settings of all runs; print differences from the training."""
+    """Return the configuration and the settings of all runs; print settings that differ from the policy's
+    training.
+    """
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
     length = {"steps": config.steps} if config.budget is None else {"budget": config.budget}
@@ -104,7 +106,7 @@ def run_arms(
 
     Args:
         arms: Settings of a ``RunConfig`` by the name of the arm.
-        rng_seeds: Rng seeds of the paired runs; seed ``i`` runs on device ``i`` modulo their number.
+        rng_seeds: Rng seeds of the paired runs; seed ``i`` runs on device ``i`` modulo the number of devices.
         episodes: Episodes of each rng seed.
         processes: Processes that share the episodes.
         devices: Devices of the hosts.
@@ -127,7 +129,7 @@ def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], list[Episod
 
 
 def comparison_table(results: Mapping[str, Reports], rent: float) -> Table:
-    """Return test scores, bare and after rent, with 95 % intervals and the paired leads of the policy."""
+    """Return test scores, before and after rent, with 95 % intervals and the paired leads of the policy."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("controller", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
         table.add_column(heading, justify="left" if heading == "controller" else "right")
@@ -145,7 +147,7 @@ def _means(results: Mapping[str, Reports], value: Callable[[EpisodeReport], floa
 
 
 def _after_rent(report: EpisodeReport, rent: float) -> float:
-    """Return the test score minus ``rent`` per thousand grown parameters, in points of 100."""
+    """Return the test score minus ``rent`` per thousand grown parameters, on a scale from 0 to 100."""
     return report.test_score + 100.0 * float(rent_potential(report.params - report.host_params, rent))
 
 

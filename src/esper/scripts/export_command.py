@@ -64,7 +64,7 @@ def export_command(args: Sequence[str]) -> None:
                     exported[points.table] += 1
                 exporter.flush()
                 ending = ENDINGS[state]
-    except KeyboardInterrupt:  # the usual way to end --follow
+    except KeyboardInterrupt:  # Ctrl-C is the usual way to end --follow.
         ending = "interrupted"
     except OSError as error:
         raise ExportError(f"the export cannot be written: {error.strerror}") from error
@@ -94,7 +94,8 @@ def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
     """Yield the state of a run and its new rows, once or repeatedly until the run has ended."""
     last: dict[type[Row], Row] = {}
     while True:
-        state = run.state  # read before the rows: after the end of the run all rows are there
+        # The state is read before the rows, because a run that has ended has written all rows.
+        state = run.state
         yield state, [row for row_type in exported_types(run.row) for row in new_rows(run, row_type, last)]
         if state != "running" or not follow:
             return

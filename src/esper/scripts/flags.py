@@ -26,7 +26,7 @@ def parse_words(
         kind: Configuration class whose fields are the flags; its docstring is the text of ``--help``.
         prog: Usage line of the command.
         args: Words of the command line after the command.
-        count: Largest number of positional words.
+        count: Largest number of positional words on the command line.
         needed: Description of the positional words if all are required, for the error message.
 
     Returns:

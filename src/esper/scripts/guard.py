@@ -33,7 +33,7 @@ def run_main(args: Sequence[str] | None, usage: str, command: Callable[[list[str
 
 
 def _checked(words: list[str]) -> list[str]:
-    """Return the words; refuse those with undecodable bytes or zero bytes."""
+    """Return the words of the command line; refuse words with undecodable bytes or zero bytes."""
     for number, word in enumerate(words, start=1):
         if "\0" in word or any("\ud800" <= character <= "\udfff" for character in word):
             raise EsperError(f"word {number} of the command line is not valid UTF-8: {word[:80]!a}")
@@ -43,7 +43,7 @@ def _checked(words: list[str]) -> list[str]:
 def exit_on_error(command: Callable[[], None]) -> None:
     """Run ``command``; after an error, print one sentence and exit with a non-zero code.
 
-    The traceback of an unexpected error is written to a file that the sentence names.
+    The traceback of an unexpected error is written to a file, which the printed sentence names.
     """
     try:
         command()
@@ -51,7 +51,7 @@ def exit_on_error(command: Callable[[], None]) -> None:
         _end(str(error), INTERRUPTED)
     except EsperError as error:
         _end(str(error), USAGE_ERROR)
-    except BrokenPipeError:  # the reader of standard output closed it, like head
+    except BrokenPipeError:  # The reader of standard output, such as head, has closed it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(USAGE_ERROR)
     except KeyboardInterrupt:
@@ -67,7 +67,7 @@ def exit_on_error(command: Callable[[], None]) -> None:
 def _end_internally(error: Exception) -> None:
     reason = str(error).partition("\n")[0]
     sentence = f"{type(error).__name__}{f': {reason}' if reason else ''}"
-    with contextlib.suppress(OSError):  # a full disk must not hide the error
+    with contextlib.suppress(OSError):  # A full disk must not hide the original error.
         number, path = tempfile.mkstemp(prefix="esper-", suffix=".log")
         with os.fdopen(number, "w", errors="backslashreplace") as file:
             traceback.print_exception(error, file=file)
@@ -76,7 +76,7 @@ def _end_internally(error: Exception) -> None:
 
 
 def _end(sentence: str, code: int) -> None:
-    """Print the sentence as one line, with control characters escaped, and exit."""
+    """Print an error message as one line, with control characters escaped, and exit."""
     if len(sentence) > HEAD + TAIL:
         sentence = f"{sentence[:HEAD]} … {sentence[-TAIL:]}"
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in sentence)

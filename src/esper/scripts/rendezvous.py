@@ -1,7 +1,7 @@
 """Rendezvous backend of ``torchrun --rdzv-backend=esper``: c10d of torch with clear error messages.
 
-Torchrun finds it by the entry point ``torchrun.handlers`` and runs it before it starts any process of Esper,
-so only this module can report machines that never arrive.
+Torchrun finds the backend by the entry point ``torchrun.handlers`` and runs it before any process of Esper
+starts, so only the backend can report machines that never connect.
 """
 
 from collections.abc import Callable

@@ -16,9 +16,9 @@ from esper.simic.config import TrainingConfig
 
 FILE_NAME = "report.html"
 _NO_SETTING = ("out", "as_json")
-"""Settings of output, which do not change results; a new run needs a new directory."""
+"""Settings of output, which the reproduction command leaves out because they do not change results."""
 _ALWAYS = ("task", "controller", "rng_seed")
-"""Settings that the command lists even if they have their default."""
+"""Settings that the reproduction command lists even if they have their default."""
 
 
 class ReportConfig(Settings):
@@ -43,7 +43,9 @@ def report_command(args: Sequence[str]) -> None:
 
 
 def reproduction(row: RunRow) -> str | None:
-    """Return the command that repeats a run in a new directory; None if it was not started by a command."""
+    """Return the command that repeats a run in a new directory; None if the run was not started by a
+    command.
+    """
     if "task" not in row.config:
         return None
     kind: type[BaseModel] = RunConfig if row.iterations is None else TrainingConfig

@@ -29,13 +29,13 @@ def run_command(
     renamed: dict[str, str] | None = None,
     controller: str | None = None,
 ) -> None:
-    """Parse the flags and run.
+    """Parse the flags of ``esper run`` and run.
 
     Args:
         args: Words of the command line after the command.
         prog: Name of the command, for usage and error messages.
         renamed: Other flag names, by setting.
-        controller: Fixed controller, which then has no flag.
+        controller: Fixed controller; ``--controller`` is then no flag.
     """
     fixed = {} if controller is None else {"controller": controller}
     fields = {name: field for name, field in RunConfig.model_fields.items() if name not in fixed}
@@ -43,7 +43,7 @@ def run_command(
 
 
 def run(config: RunConfig) -> None:
-    """Run the controller and its controls, then print the results."""
+    """Run the chosen controller and its controls, then print the results."""
     check_names(config)
     say_where(config)
     _say_what_the_policy_was_not_trained_on(config)

@@ -13,7 +13,7 @@ from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 WIDEST = 100_000
-"""Width of the console, so large that no line is cut."""
+"""Width of the console in columns, so large that no line is cut."""
 
 
 class RunsConfig(Settings):

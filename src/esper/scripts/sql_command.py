@@ -56,12 +56,14 @@ def sql_command(args: Sequence[str]) -> None:
         found = answer_query(open_run(run_dir).path, query, most)
     finally:
         timer.cancel()
-        timer.join()  # a living thread at exit makes duckdb print warnings
+        timer.join()  # A thread that is alive at exit makes duckdb print warnings.
     _print_answer(found, config)
 
 
 def _give_up() -> None:
-    """End the process, because some database operations cannot be interrupted."""
+    """End the process at the time limit of a query, because some database operations cannot be
+    interrupted.
+    """
     print(f"esper: the query took longer than {SECONDS:g} s; ask for less", file=sys.stderr)
     os._exit(USAGE_ERROR)
 
@@ -87,7 +89,8 @@ def _print_for_people(found: SqlAnswer, console: Console) -> None:
         table.add_column(Text(name), justify="right" if kind.startswith(NUMBERS) else "left")
     for row in found.rows:
         table.add_row(*(Text(notation.cell(value)) for value in row))
-    natural = Console(width=100_000).measure(table)  # width without truncation
+    # The console is so wide that the measured width of the table is not truncated.
+    natural = Console(width=100_000).measure(table)
     if natural.maximum <= console.width:
         console.print(table)
         return

@@ -84,7 +84,9 @@ def check_processes(processes: int, config: TrainingConfig) -> None:
 
 
 def print_best(directory: Path) -> None:
-    """Print the folder of the best policy and the command that evaluates it on its training's settings."""
+    """Print the folder of the best policy and the command that evaluates the policy on its training's
+    settings.
+    """
     best = directory / "best"
     print(f"best policy in {best}; compare it with: {shlex.join(['esper', 'eval', str(best)])}")
 

@@ -1,4 +1,4 @@
-"""``esper watch RUN``: terminal view of a run of another process; the command only reads."""
+"""``esper watch RUN``: terminal view of a run of another process; the command writes no files."""
 
 import sys
 import time
@@ -41,7 +41,7 @@ def watch_command(args: Sequence[str]) -> None:
 
 
 def watch(run: Run, config: WatchConfig, console: Console) -> None:
-    """Show recorded rows, then new ones until the run has ended."""
+    """Show recorded rows, then new rows until the run has ended."""
     if config.env is not None and run.rows(RunRow) and config.env >= run.row.envs:
         known = f"it has {run.row.envs}, numbered from 0"
         raise EsperError(f"environment {config.env} is not in this run; {known}")
@@ -51,7 +51,7 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
             time.sleep(POLL_SECONDS)
             view.refresh()
     if view.error is not None:
-        sys.exit(USAGE_ERROR)  # the view has printed the error
+        sys.exit(USAGE_ERROR)  # The terminal view has printed the error.
     said = f"the run in {run.path} has {run.state} {_place(run)}"
     console.print(said, soft_wrap=True, highlight=False, markup=False)
 

@@ -30,13 +30,13 @@ from esper.simic.training.handshake import HandshakeError
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0
-"""Seconds that a process waits for the others at the start."""
+"""Seconds that a process waits for the other processes at the start."""
 BEGUN = "begun"
-"""Key in the store of torchrun, set once the run has begun; the store survives restarts of processes."""
+"""Key in the store of torchrun that marks a run as begun; the store survives restarts of processes."""
 
 
 class LostProcessError(EsperError):
-    """Another process of the run has ended."""
+    """Error: another process of the training has ended."""
 
 
 def work(config: TrainingConfig, directory: Path, *, resume: bool) -> NoReturn:
@@ -87,7 +87,9 @@ def _way_on(directory: Path) -> str:
 
 
 def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> None:
-    """Train; write the message of an error to a file, of which ``esper train`` prints one."""
+    """Train a policy; write the message of an error to a file, from which ``esper train`` prints the
+    message.
+    """
     folder = os.environ.get(SENTENCES_VARIABLE)
     try:
         _take_part(config, directory, resume)
@@ -124,7 +126,7 @@ def _take_part(config: TrainingConfig, directory: Path, resume: bool) -> None:
 
 
 def _meet(config: TrainingConfig) -> Store:
-    """Connect to the other processes; the time limit does not apply to iterations, which can take longer."""
+    """Connect to the other processes within a time limit, which does not apply to later iterations."""
     try:
         seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
@@ -136,7 +138,9 @@ def _meet(config: TrainingConfig) -> Store:
 
 
 def _common(config: TrainingConfig) -> dict[str, object]:
-    """Return the settings and versions that must agree, or the policies of the processes would differ."""
+    """Return the settings and versions that must be equal in all processes, or their policies would
+    differ.
+    """
     hardware = provenance.hardware()
     return {
         **config.model_dump(mode="json"),
@@ -148,10 +152,10 @@ def _common(config: TrainingConfig) -> dict[str, object]:
 
 
 def _begun_before(store: Store, directory: Path, resume: bool) -> bool:
-    """Return whether an earlier start of processes by this torchrun began the run; record that it has begun.
+    """Return whether processes started earlier by this torchrun began the run; mark the run as begun.
 
-    A non-empty directory counts as begun only if it is to be resumed, because torchrun also restarts
-    processes that were refused.
+    A run in a non-empty directory counts as begun only if it is to be resumed, because torchrun also restarts
+    processes that refused to run.
     """
     if store.check([BEGUN]):
         return True

@@ -1,5 +1,5 @@
 """Comparisons of arms over paired rng seeds at equal compute: ``esper study FILE``.
 
-``study_config`` reads the file, ``phases`` lists the runs of each phase, ``one_run`` runs one of them,
-``study_journal`` records finished runs, ``study_results`` writes the tables.
+Module ``study_config`` reads the study file, ``phases`` lists the runs of each phase, ``one_run`` executes a
+run, ``study_journal`` records finished runs, ``study_results`` writes the tables.
 """

@@ -1,4 +1,6 @@
-"""One run of a study: a network trained with the whole budget, with a result at every mark."""
+"""One run of a study: a network trained with the whole compute budget, with a result at every mark (share of
+the budget).
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,24 +25,29 @@ from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 
 TOLERANCE = 0.01
-"""Largest relative difference in compute between arms; one minibatch is always allowed."""
+"""Largest relative difference in compute between study arms; a difference of one minibatch is always
+allowed.
+"""
 
 
 class StudyRun(msgspec.Struct, frozen=True):
-    """Identity of a run.
+    """Identity of a run within a study.
 
-    ``what`` is the text of an arm, or ``whole:PLAN``: the network with all seeds of the plan from the start.
+    The field ``what`` is the text of an arm, or ``whole:PLAN`` for a network that has all seeds of the plan
+    from the start.
     """
 
     task: str
     what: str
     factors: tuple[float, ...]
-    """Factors on the learning rate of the task: one per size in a sweep, otherwise one."""
+    """Factors on the learning rate of the task: one factor per network size in a sweep, otherwise a single
+    factor.
+    """
     rng_seed: int
 
 
 class MarkResult(msgspec.Struct, frozen=True):
-    """Result of a run if its compute had ended at a mark."""
+    """Result of a run if its compute budget had ended at a mark."""
 
     mark: float
     val_loss: float
@@ -48,10 +55,10 @@ class MarkResult(msgspec.Struct, frozen=True):
     test_score: float
     params: int
     seeds: str
-    """Grown seeds, as a plan."""
+    """Grown seeds of the network, as the text of a plan."""
     flops: dict[str, int]
     due: int
-    """FLOPs that the result may cost: the mark's share of the budget."""
+    """FLOPs that the result may cost: the share of the budget that the mark states."""
     minibatch: int
     """FLOPs of the last minibatch."""
     cut_short: bool
@@ -62,14 +69,14 @@ class MarkResult(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """Finished run with one result per mark; ``answers`` is None if the host diverged."""
+    """Finished run of a study; ``answers`` has one result per mark, and is None if the host diverged."""
 
     run: StudyRun
     answers: list[MarkResult] | None
 
 
 def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
-    """Run and check that the compute of every result is that of its mark.
+    """Execute a run and check that every result has used the compute of its mark.
 
     Raises:
         EsperError: A result has spent more or less than its mark allows.
@@ -86,7 +93,9 @@ def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
 
 
 def check_spent(run: StudyRun, answer: MarkResult) -> None:
-    """Raise if a result cost more or less than its mark allows; runs cut short by rollbacks are exempt."""
+    """Raise an error if a result cost more or less than its mark allows; runs ended early by rollbacks are
+    exempt.
+    """
     most = max(TOLERANCE * answer.due, answer.minibatch)
     if not answer.cut_short and abs(answer.charged - answer.due) > most:
         raise EsperError(
@@ -142,7 +151,9 @@ def _answer(branch: Branch) -> MarkResult:
 def _sweep(
     rates: Sequence[TaskSpec], episode: Callable[[TaskSpec, None], Iterator[Branch]]
 ) -> Iterator[MarkResult]:
-    """Yield the best size by validation loss at every mark; the sizes share the compute equally."""
+    """Yield the result of the best network size by validation loss at every mark; the sizes share the compute
+    equally.
+    """
     sizes = sizes_of(rates[0])
     shares = [replace(task, budget=(task.budget or 0) // len(sizes)) for task in rates]
     tasks = [task.with_trunk(size) for task, size in zip(shares, sizes, strict=True)]
@@ -151,7 +162,7 @@ def _sweep(
 
 
 def best_of(answers: Sequence[MarkResult]) -> MarkResult:
-    """Return the result with the least validation loss, charged with the compute of all of them."""
+    """Return the result with the least validation loss, charged with the compute of all compared results."""
     best = min(answers, key=lambda answer: answer.val_loss)
     spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
     sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
@@ -160,7 +171,7 @@ def best_of(answers: Sequence[MarkResult]) -> MarkResult:
 
 
 def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:
-    """Return the policy with the observations of another rng seed: a control for its use of them."""
+    """Return a control of a policy: the same policy with the observations of another rng seed."""
     other = rng_seed + 1 if rng_seed + 1 in rng_seeds else rng_seeds[0]
     if other == rng_seed:
         other += 1

@@ -19,10 +19,10 @@ from esper.tamiyo.plan_search import GENERATIONS, propose
 RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
 """Function from runs to their results, in order; finished runs are not repeated."""
 MarkResults = Sequence[MarkResult | None]
-"""Results ``[mark]`` of a run; None if the host diverged."""
+"""Results of a run at each mark; None if the host diverged."""
 FROM_SCRATCH = "static_final:"
 STACK = "stack/"
-"""Prefix, in a plan, of a seed that is a copy of a block."""
+"""Prefix that marks a seed as a copy of a block, in the text of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class TaskResults:
     arms: dict[str, list[list[MarkResults]]]
     """Results by arm as ``[training][rng seed][mark]``; None if the host diverged."""
     factors: dict[str, tuple[float, ...]]
-    """Chosen factors on the learning rate, by arm."""
+    """Chosen factors on the learning rate, by study arm."""
     reference: list[str]
     """Best static arm at each mark on selection rng seeds; empty without static arms."""
     static: frozenset[str]
     """Names of the static arms."""
     plans: dict[str, str]
-    """Plans found for the ``schedule`` arms, by arm."""
+    """Plans that the search found for the ``schedule`` arms, by arm."""
 
 
 class StudyPhases:
@@ -72,7 +72,9 @@ class StudyPhases:
         return TaskResults(found, factors, reference, frozenset(static.values()), plans)
 
     def _what(self, text: str) -> str:
-        """Return the run text of an arm: ``off`` is a static size, ``schedule`` the plan that was found."""
+        """Return the run text of an arm: ``off`` for a static size, the plan that was found for
+        ``schedule``.
+        """
         if text == "off" and self._sizes:
             return f"static:{self._sizes[0]}"
         return f"periodic:{self._plan}" if text == "schedule" else text
@@ -80,7 +82,7 @@ class StudyPhases:
     # --- selection ----------------------------------------------------------------------------
 
     def _rated(self, text: str) -> list[str]:
-        """Return the run texts whose learning rates an arm uses; none for ``static_final``."""
+        """Return the run texts whose learning rates an arm uses; no text for ``static_final``."""
         kind, _, argument = text.partition(":")
         if kind == "sweep":
             return [f"static:{size}" for size in self._sizes]
@@ -89,7 +91,9 @@ class StudyPhases:
         return [f"ppo:{argument}" if kind == "shuffled" else self._what(text)]
 
     def _choose_factors(self, whats: Sequence[str]) -> dict[str, list[float]]:
-        """Choose a rate for each run text; return its mean validation loss at every mark with that rate."""
+        """Choose a learning rate for each run text; return the mean validation loss at every mark with the
+        chosen rate.
+        """
         factors = self._config.learning_rate_factors
         trials = [
             (what, factor) for what in whats for factor in factors if len(factors) > 1 or _is_static(what)
@@ -114,7 +118,7 @@ class StudyPhases:
         }
 
     def _results(self, runs: Iterable[StudyRun]) -> dict[StudyRun, MarkResults]:
-        """Return the results of runs, which may occur more than once."""
+        """Return the results of the given runs; a run may be listed more than once."""
         wanted = list(dict.fromkeys(runs))
         nothing: MarkResults = [None] * len(self._config.marks)
         return {
@@ -166,7 +170,9 @@ class StudyPhases:
         return [[None if run is None else results[run][mark] for mark, run in enumerate(row)] for row in runs]
 
     def _whole(self, seeds: str, grown: str, rng_seed: int) -> StudyRun:
-        """Return the run of a grown network from scratch: a static size if all seeds are copies of blocks."""
+        """Return the run that trains a grown network from scratch: a static size if all seeds are copies of
+        blocks.
+        """
         names = seeds.split(",") if seeds else []
         if self._sizes and all(name.startswith(STACK) for name in names):
             what = f"static:{self._sizes[0] + len(names)}"

@@ -1,4 +1,4 @@
-"""Independent jobs in several processes."""
+"""Execution of independent jobs in several processes."""
 
 import multiprocessing
 import os
@@ -43,7 +43,7 @@ def in_processes(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], pr
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
-            child.terminate()  # otherwise the command waits for the jobs in progress
+            child.terminate()  # Without terminate() the command would wait for the jobs in progress.
         raise
     pool.shutdown()
 

@@ -24,7 +24,7 @@ _ARGUMENTS: Final = {
     "shuffled": "the folder of a policy, such as shuffled:runs/mine/best",
     "static_final": "the name of another arm, such as static_final:counting",
 }
-"""Arguments that kinds of arms need after the colon."""
+"""Arguments that kinds of arms need after the colon in the text of an arm."""
 LONGEST_NAME: Final = 80
 _NOT_GROWN: Final = ("static", "static_final", "sweep")
 KINDS: Final = ("static", "static_final", "sweep", "schedule", "shuffled", *CONTROLLERS)
@@ -79,7 +79,7 @@ def _text(name: str, one: object) -> str:
 
 
 class StudyConfig(Settings):
-    """Content of a study file."""
+    """Validated content of a study file."""
 
     tasks: tuple[TaskName, ...] = Field(min_length=1, description="Task presets.")
     arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named)] = Field(
@@ -136,7 +136,7 @@ class StudyConfig(Settings):
 
     @property
     def selection(self) -> range:
-        """Rng seeds of selection; without any, the reported rng seeds are used."""
+        """Rng seeds of the selection phase; the reported rng seeds if the file names none."""
         return SELECTION_SEEDS[: self.selection_rng_seeds] if self.selection_rng_seeds else self.evaluation
 
     def task(self, name: str) -> TaskSpec:
@@ -219,7 +219,7 @@ def _said(check: Any) -> Iterator[str]:
 
 
 def space_of(task: TaskSpec, rng_seed: int = SELECTION_SEEDS.start) -> ActionSpace:
-    """Return the action space of a new host; raise if the budget is too small for a step."""
+    """Return the action space of a new host; raise an error if the budget is too small for a step."""
     env = MorphEnv(task, rng_seed=rng_seed)
     env.reset()
     return env.action_space

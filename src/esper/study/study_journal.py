@@ -30,7 +30,7 @@ class StudyJournal:
         self._path = folder / LINES_FILE
         self.lines: dict[StudyRun, RunResult] = {}
         content = self._path.read_bytes() if self._path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]  # a killed process may leave an incomplete line
+        whole = content[: content.rfind(b"\n") + 1]  # A killed process may leave an incomplete last line.
         for number, text in enumerate(whole.splitlines(), start=1):
             try:
                 line = msgspec.json.decode(text, type=RunResult)
@@ -72,7 +72,7 @@ def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[StudyJo
 
 
 def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> None:
-    """Refuse a journal made with other settings, data or policies, on which its results depend."""
+    """Refuse a journal made with other settings, data or policies, because results depend on them."""
     own: dict[str, Any] = config.model_dump(mode="json")
     own |= {f"data of {name}": config.task(name).digest() for name in config.tasks}
     own |= {
@@ -82,7 +82,7 @@ def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> N
         write_durably(path, json.dumps({"file": str(file), **own}, indent=1).encode())
         return
     kept = read_json(path)
-    kept.pop("sha256", None)  # journals of version 0.1 hold a digest of all settings
+    kept.pop("sha256", None)  # Journals of version 0.1 hold a digest of all settings.
     first_file = kept.pop("file", None)
     if different := changed_settings(own, kept):
         raise EsperError(

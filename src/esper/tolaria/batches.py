@@ -1,4 +1,6 @@
-"""Minibatches: drawn by each environment, gathered for all environments of a device in one call."""
+"""Minibatches: each environment draws its samples, and one call gathers the samples of all environments of a
+device.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -13,15 +15,15 @@ from esper.tolaria.devices import Device
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the CPU to ``device`` without waiting for it."""
+    """Copy a tensor from the CPU to ``device`` without waiting for the end of the copy."""
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 class BatchCursor:
     """Endless sequence of shuffled minibatches of fixed size.
 
-    An epoch of the host is a number of minibatches and not a pass over the data. Samples that do not fill a
-    minibatch are dropped at the reshuffle.
+    An epoch of the host is a number of minibatches and not a pass over the data. The last samples that do not
+    fill a minibatch are dropped at each reshuffle.
     """
 
     def __init__(self, count: int, batch_size: int, generator: torch.Generator) -> None:
@@ -58,7 +60,7 @@ class BatchCursor:
 
 
 class Drawer(Protocol):
-    """Environment with the drawn minibatches of an epoch."""
+    """Environment with the sample indices of an epoch's minibatches."""
 
     device: Device
     splits: Splits
@@ -67,16 +69,16 @@ class Drawer(Protocol):
 
 
 class Gathered(NamedTuple):
-    """Minibatch of one environment, in the form of the data set."""
+    """Minibatch of one environment, in the dtype and layout of the data set."""
 
     env: int
-    """Position in the list of environments."""
+    """Position of the environment in the list of environments."""
     inputs: Tensor
     targets: Tensor
 
 
 class SharedBatchIterator:
-    """Yields for each minibatch number the minibatches of all environments that have one.
+    """Iterator that yields, for each minibatch number, the minibatches of all environments that have so many.
 
     Environments on the same device with the same data set are gathered in one call.
     """
@@ -90,7 +92,7 @@ class SharedBatchIterator:
             yield sorted(gathered, key=lambda found: found.env)
 
     def _groups(self, number: int) -> list[list[int]]:
-        """Return the environments with a minibatch of this number, grouped by device and data set."""
+        """Return the environments that have a minibatch with this number, grouped by device and data set."""
         groups: dict[tuple[str, int], list[int]] = {}
         for at, env in enumerate(self._envs):
             if number < len(env.chosen):

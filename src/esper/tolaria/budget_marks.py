@@ -1,8 +1,9 @@
 """Results of one run at several shares of its compute budget (marks).
 
-With a decay schedule a run has no usable result before its end. Therefore the run is copied at 0.8 of every
-mark. The copy plants no more seeds, decays its learning rate, commits and is tested at the mark; the run
-itself continues unchanged. The compute of a copy is not charged to the run: a result at mark m costs m.
+With a decay schedule a run has no usable result before its end. Therefore the run is copied at 0.8 of the
+compute of every mark. The copy of the run plants no more seeds, decays its learning rate, commits and is
+tested at the mark; the run itself continues unchanged. The compute of a copy is not charged to the run: a
+result at mark m costs m.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +36,9 @@ def branches(
     marks: tuple[float, ...] = MARKS,
     prepare: Callable[[MorphEnv], object] = lambda env: None,
 ) -> Iterator[Branch]:
-    """Run one episode and yield a finished copy at every mark.
+    """Run one episode and yield a finished copy of the run at every mark.
 
-    If too many rollbacks end the episode, later marks have its last good network.
+    If too many rollbacks end the episode, the last good network is the result at later marks.
 
     Args:
         task: Task with a budget and a ``wsd`` schedule.
@@ -62,7 +63,7 @@ def branches(
 
 
 def branching_steps(task: TaskSpec, marks: Sequence[float]) -> dict[int, float]:
-    """Return the marks by the step at which the copy is made; no copy is needed if 1.0 is the only mark.
+    """Return the marks by the step at which the run is copied; no copy is needed if 1.0 is the only mark.
 
     Raises:
         EsperError: The schedule is not ``wsd``, or 0.8 of a mark is not a whole step.

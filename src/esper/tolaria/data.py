@@ -18,7 +18,7 @@ from esper.leyline.errors import DataError
 from esper.tolaria.devices import DEFAULT_DEVICE, Device
 
 _residents: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Copies of each tensor of a data set by device name."""
+"""Copies of each tensor of a data set, by device name."""
 
 
 def resident(tensor: Tensor, device: Device) -> Tensor:
@@ -27,7 +27,8 @@ def resident(tensor: Tensor, device: Device) -> Tensor:
     if device.name not in copies:
         copy = tensor if device == DEFAULT_DEVICE else tensor.to(device.torch, copy=True)
         stored = copy.contiguous(memory_format=torch.channels_last) if copy.ndim == 4 else copy
-        if stored is tensor:  # as its own value in the weak dictionary it would never be freed
+        # A tensor that is both key and value of the weak dictionary would never be freed.
+        if stored is tensor:
             return tensor
         copies[device.name] = stored
     return copies[device.name]
@@ -41,7 +42,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, images: Tensor) -> Scale:
-        """Return mean and standard deviation of all pixels."""
+        """Return mean and standard deviation of all pixels of the images."""
         deviation, mean = torch.std_mean(images.float())
         return cls(mean, deviation.clamp_min(1e-6))
 
@@ -52,14 +53,16 @@ class Scale(NamedTuple):
 
 
 class Samples:
-    """Inputs and targets ``[N, ...]`` of the samples ``index`` of a data set; all samples unless given."""
+    """Split of a data set: inputs and targets ``[N, ...]`` of the samples ``index``; all samples unless
+    given.
+    """
 
     def __init__(
         self, inputs: Tensor, targets: Tensor, index: Tensor | None = None, scale: Scale | None = None
     ) -> None:
         self.inputs = inputs
         self.targets = targets
-        # int32 halves the memory: indices are all that an environment stores of a data set.
+        # Indices are int32 to halve the memory: an environment stores only indices of a data set.
         self.index = (torch.arange(len(inputs)) if index is None else index).int()
         self.scale = scale
 
@@ -79,7 +82,8 @@ class Samples:
         """Return normalised ``inputs``; tokens are not changed."""
         return inputs if self.scale is None else self.scale.apply(inputs)
 
-    # Gathered at every access: a stored copy of the validation split would be larger than the network.
+    # Samples are gathered at every access: a stored copy of the validation split would be larger than the
+    # network.
 
     @property
     def x(self) -> Tensor:
@@ -99,7 +103,7 @@ class GuardedTest:
         self._read = False
 
     def unlock(self) -> None:
-        """Allow one read; only the commit at the horizon may call this."""
+        """Allow one read of the test split; only the commit at the horizon may call this method."""
         self._unlocked = True
 
     def read(self) -> Samples:
@@ -116,7 +120,7 @@ class GuardedTest:
         return self._samples
 
     def on(self, device: Device) -> GuardedTest:
-        """Return the test split on ``device``, with the same lock state."""
+        """Return the test split on ``device``; the copy is locked if the original is locked."""
         moved = GuardedTest(self._samples.on(device))
         moved.load_state(self.state())
         return moved
@@ -130,14 +134,16 @@ class GuardedTest:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """Data of one episode."""
+    """Training, validation and test split of one episode."""
 
     train: Samples
     validation: Samples
     test: GuardedTest
 
     def with_less_to_train(self, share: float) -> Splits:
-        """Return the splits with the first ``share`` of the training samples, which are in random order."""
+        """Return the splits with only the first ``share`` of the training samples, which are in random
+        order.
+        """
         count = max(round(share * len(self.train)), 1)
         return replace(self, train=self.train.first(count))
 
@@ -165,7 +171,7 @@ class Splits:
 
 
 def digest_of(*tensors: Tensor) -> str:
-    """Return the SHA-256 of dtypes, shapes and values."""
+    """Return the SHA-256 of the dtypes, shapes and values of tensors."""
     digest = hashlib.sha256()
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,7 +1,7 @@
 """Devices of environments by name, and their torch devices.
 
-Data are stored by device name. ``cpu:0`` and ``cpu:1`` are the same torch device but two devices here, each
-with its own copy of the data, so that runs on several devices can be tested on one CPU.
+Data sets are stored by device name. ``cpu:0`` and ``cpu:1`` are the same torch device but two devices here,
+each with its own copy of the data, so that runs on several devices can be tested on one CPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from esper.leyline.errors import EsperError
 
 Amp = Literal["off", "bfloat16", "float16"]
 CPU_NAMES: Final = 64
-"""Number of names of the CPU: cpu:0, cpu:1, ..."""
+"""Number of device names for the CPU: cpu:0, cpu:1, ..."""
 
 
 class DeviceError(EsperError):
@@ -34,7 +34,7 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
-        """The torch device."""
+        """Torch device of this name."""
         kind, number = _parsed(self.name)
         return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
 
@@ -69,9 +69,9 @@ class WorkQueue:
         self._stream = torch.cuda.Stream(device.torch) if device.is_cuda else None
 
     def enter(self, *inputs: Tensor) -> AbstractContextManager[object]:
-        """Return a context whose work runs on this stream, after all work submitted before.
+        """Return a context whose work runs on the environment's CUDA stream, after all work submitted before.
 
-        ``inputs`` were made on another stream; their memory is kept until the work is done.
+        The tensors ``inputs`` were made on another CUDA stream; their memory is kept until the work is done.
         """
         if self._stream is None:
             return nullcontext()

@@ -39,7 +39,7 @@ from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
 _COUNTED: Final = ("epoch", "_next_seed_id", "_val_scores", "_val_loss")
-"""Attributes that are part of a snapshot."""
+"""Attributes of an environment that are part of its snapshot."""
 
 
 class MorphEnv:
@@ -66,7 +66,7 @@ class MorphEnv:
             enabled: Slots that may be used; all unless given.
             table: Row of a shared slot table; a new one unless given.
             sink: Receives the rows of telemetry.
-            rollback_limit: Number of the rollback that ends an episode.
+            rollback_limit: Number of rollbacks at which an episode ends.
             compute: Device and precision.
         """
         self.compute = compute
@@ -108,7 +108,7 @@ class MorphEnv:
         self._next_seed_id = 0
         self.recorder.load_state({"op_counts": [0] * NUM_OPS, "refused": 0})
         self._val_scores: list[float] = []
-        """Validation scores by epoch; a second measurement of an epoch replaces the first."""
+        """Validation scores of the episode by epoch; a second measurement of an epoch replaces the first."""
         self._began = time.perf_counter()
         return self._facts(self._measure(), None, OP_WAIT, True)
 
@@ -122,13 +122,13 @@ class MorphEnv:
 
     @property
     def ended(self) -> bool:
-        """Whether the horizon or the limit of rollbacks is reached."""
+        """Whether the episode has reached its horizon or the limit of rollbacks."""
         return self.epoch >= self.task.horizon or self._recovery.given_up
 
     # --- one step -----------------------------------------------------------------------------
 
     def step(self, action: IntArray) -> EnvFacts:
-        """Carry out ``action [8]``, then train one epoch and check it."""
+        """Carry out ``action [8]``, then train one epoch and check its losses."""
         self.begin_step(action)
         train_together([self.host])
         return self.end_step()
@@ -141,7 +141,7 @@ class MorphEnv:
         self.host.begin_epoch(self.epoch)
 
     def end_step(self) -> EnvFacts:
-        """Measure and check the epoch after its minibatches were trained."""
+        """Score the network and check the losses of an epoch whose minibatches were trained."""
         op, succeeded = self._acted
         trained = self.host.end_epoch(self._recovery)
         self._record_interventions()
@@ -232,7 +232,7 @@ class MorphEnv:
     def finish(self, reward: Reward | None = None) -> EpisodeReport:
         """Score the committed network on the test split and return the report; possible once per episode.
 
-        ``reward`` is the return of the episode, for its row.
+        The argument ``reward`` is the return of the episode, for the episode row.
         """
         host, grown = self.model.count_parameters()
         host_flops, flops = self.host.meter.per_sample()
@@ -297,13 +297,14 @@ class MorphEnv:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to a snapshot, bit for bit.
+        """Restore the environment from a snapshot, bit for bit.
 
         Raises:
             EsperError: The snapshot belongs to another task, rng seed or environment.
         """
         if state["origin"] != self._origin():
-            # The weights would fit, but data and random streams are derived from these names.
+            # The weights of another environment would fit, but data and random streams are derived from these
+            # names.
             raise EsperError(f"the snapshot is of {state['origin']}; this one is {self._origin()}")
         episode, attempt = state["episode"]
         if (episode, attempt) != (self.episode, self._attempt):

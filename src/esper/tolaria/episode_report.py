@@ -25,4 +25,4 @@ class EpisodeReport:
     """Validation scores of the untrained host and after every epoch."""
     rollbacks: int
     cut_short: bool
-    """Too many rollbacks ended the episode before its horizon."""
+    """Whether too many rollbacks ended the episode before its horizon."""

@@ -1,4 +1,5 @@
-"""Epochs of minibatches: read from the device at the end, or checked after every minibatch.
+"""Epochs of minibatches, whose losses are read from the device at the end of the epoch, or checked after
+every minibatch.
 
 Normally nothing is read from the device before the end of an epoch. An epoch with non-finite results is
 undone and run again with checks."""
@@ -21,7 +22,7 @@ from esper.tolaria.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class EpochTraining:
-    """Results of one epoch of minibatches; NaN where every minibatch was skipped."""
+    """Results of one epoch of minibatches; a result is NaN if every minibatch was skipped."""
 
     loss: float
     score: float
@@ -29,13 +30,13 @@ class EpochTraining:
     skipped: int
     seeds: dict[int, GradientStatistics]
     broken: bool = False
-    """The epoch ended early: a minibatch was non-finite, and no seed could be removed for it."""
+    """Whether the epoch ended early, because a minibatch was non-finite and no seed was the cause."""
     skipped_steps: int = 0
-    """Steps that a float16 scaler skipped."""
+    """Number of optimiser steps that a float16 loss scaler skipped."""
 
 
 class UnreadEpoch:
-    """An epoch of unchecked minibatches: the first read from the device is at its end."""
+    """Epoch of unchecked minibatches: losses are first read from the device at the end of the epoch."""
 
     def __init__(self, learner: Learner, objective: Objective) -> None:
         self._learner = learner
@@ -44,14 +45,14 @@ class UnreadEpoch:
         self._scores: list[Tensor] = []
 
     def train(self, x: Tensor, y: Tensor, *, last: bool) -> None:
-        """Train on one minibatch; the last one measures the seeds' gradients."""
+        """Train on one minibatch; gradients of the seeds are measured in the last minibatch of an epoch."""
         result = self._learner.run(x, y, measure=last, look=False)
         self._scores.append(self._objective.sample_scores(result.output, y).mean())
-        del result.output  # the outputs of a whole epoch would take too much memory
+        del result.output  # Outputs are deleted, because those of a whole epoch would take too much memory.
         self._results.append(result)
 
     def read(self) -> EpochTraining | None:
-        """Return the results of the epoch; ``None`` if one of them is non-finite."""
+        """Return the results of the epoch; ``None`` if a result is non-finite."""
         results = self._results
         if not results:
             return EpochTraining(math.nan, math.nan, math.nan, 0, {})
@@ -63,7 +64,7 @@ class UnreadEpoch:
             [loss for result in results for loss in result.shadow_losses] + self._weights(),
         )
         precision = self._learner.precision
-        # A gradient that overflowed its scale has been handled by the scaler.
+        # The loss scaler has handled gradients that overflowed.
         checked = losses + others + ([] if precision.scales else norms + seed_norms)
         if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
@@ -71,14 +72,16 @@ class UnreadEpoch:
         return _summary(losses, scores, norms, precision, seeds)
 
     def _weights(self) -> list[Tensor]:
-        """Return the norms of incubating seeds' weights: tanh and ReLU hide infinite ones."""
+        """Return the norms of incubating seeds' weights, because tanh and ReLU hide infinite weights in the
+        loss.
+        """
         model = self._learner.model
         own = [tensor for slot in model.incubating for tensor in model.slots[slot].held.floats()]
         return list(torch._foreach_norm(own)) if own else []
 
 
 def _read(*columns: list[Tensor]) -> list[list[float]]:
-    """Read all tensors in one copy from the device."""
+    """Read all tensors from the device in one copy."""
     read = iter(torch.stack([value.float() for column in columns for value in column]).tolist())
     return [list(islice(read, len(column))) for column in columns]
 
@@ -104,14 +107,15 @@ def train_looking(
     recovery: Recovery,
     before_batch: Callable[[int], bool],
 ) -> EpochTraining:
-    """Train on ``batches`` and check each of them.
+    """Train on ``batches`` and check every minibatch for non-finite values.
 
     Args:
         learner: Network and optimiser.
         batches: Inputs and targets.
         objective: Loss and score of the task.
         recovery: Removes seeds that make a minibatch non-finite.
-        before_batch: Called with the number of a minibatch; returns whether it is the last one.
+        before_batch: Called with the number of a minibatch; returns whether the minibatch is the last of the
+            epoch.
     """
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}

@@ -30,7 +30,7 @@ from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
 SEED_WARMUP: Final = 32
-"""Minibatches over which the learning rate of a new seed rises in a ``wsd`` schedule."""
+"""Number of minibatches over which the learning rate of a new seed rises in a ``wsd`` schedule."""
 COUNTERFACTUAL_SHARE: Final = 0.05
 """Largest share of a budget that is spent on measuring contributions."""
 
@@ -57,7 +57,7 @@ class HostTraining:
 
         Raises:
             SlotError: No slot is enabled.
-            HostError: The budget does not pay for one minibatch per step.
+            HostError: The budget is smaller than one minibatch per step.
         """
         self._task = task
         self._streams = streams
@@ -67,7 +67,7 @@ class HostTraining:
         self.instance = task.instances.draw(streams.generator("instance"))
         splits = task.load(streams.generator("split")).with_less_to_train(self.instance.data_share)
         self.guess_loss = splits.guess_loss()
-        """Loss of a constant prediction of the target frequencies: the scale of losses."""
+        """Loss of a constant prediction of the target frequencies, used as the scale of losses."""
         self.splits = splits.on(self.device)
         self.table = table
         table.assign(SlotTable.empty(1, task.num_slots))
@@ -108,7 +108,8 @@ class HostTraining:
         self.begin_streams()
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
-        """Restart the random streams after rollback ``number`` and count compute of removed seeds as pruned.
+        """Restart the random streams after rollback ``number`` and count the compute of removed seeds as
+        pruned.
 
         The rollback has not changed the seeds in the slots ``stayed``.
         """
@@ -116,7 +117,7 @@ class HostTraining:
         self.meter.follow_model(stayed)
 
     def batch_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a minibatch in the precision of training."""
+        """Return the loss of a minibatch, computed in the precision of training."""
         with self.precision.autocast():
             return self._task.objective.loss(self.model(x), y)
 
@@ -139,11 +140,14 @@ class HostTraining:
         self._start = self._keep_start()
         self._unread = UnreadEpoch(self._learner, self._task.objective)
         self._trained = 0
-        if not self.model.training:  # train() iterates over all modules
+        # train() is skipped if unnecessary, because it iterates over all modules.
+        if not self.model.training:
             self.model.train()
 
     def train_minibatch(self, inputs: Tensor, targets: Tensor) -> None:
-        """Train on the next minibatch, in the form of the data set, without reads from the device."""
+        """Train on the next minibatch, in the dtype and layout of the data set, without reads from the
+        device.
+        """
         began = time.perf_counter()
         with self._queue.enter(inputs, targets), self._host_stream:
             last = self._before_batch(self._trained)
@@ -193,7 +197,9 @@ class HostTraining:
         return restore
 
     def _affordable(self, epoch: int) -> int:
-        """Return the number of minibatches of the next step; an unspent budget is carried over."""
+        """Return the number of minibatches of the next step; the unspent budget of earlier steps is carried
+        over.
+        """
         if self.budget is None:
             return self._task.batches_per_epoch
         allowance = self.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
@@ -201,13 +207,15 @@ class HostTraining:
         return max(allowance // self.minibatch_flops, 0)
 
     def minibatches_left(self) -> float:
-        """Return the number of minibatches that the rest of the budget pays for; NaN without a budget."""
+        """Return the number of minibatches that the rest of the budget allows; NaN without a budget."""
         if self.budget is None:
             return math.nan
         return (self.budget - self.meter.ledger.charged) / self.meter.minibatch(self._task.batch_size)
 
     def candidate_cost(self) -> float:
-        """Return the mean cost of a new seed relative to the present network's; NaN without a budget."""
+        """Return the mean compute cost of a new seed relative to the present network; NaN without a
+        budget.
+        """
         return math.nan if self.budget is None else self.meter.candidate_cost(self._task.batch_size)
 
     def close_growth(self, epoch: int) -> None:
@@ -217,9 +225,11 @@ class HostTraining:
             self.table.enabled[0] = False
 
     def _before_batch(self, number: int) -> bool:
-        """Set all learning rates for minibatch ``number``, count it, and return whether it is the last."""
+        """Set all learning rates for minibatch ``number``, count the minibatch, and return whether it is the
+        last.
+        """
         task, base, epoch = self._task, self.instance.learning_rate, self._epoch
-        now = epoch + number / len(self.chosen)  # in epochs
+        now = epoch + number / len(self.chosen)  # The training time is in epochs.
         wsd = task.schedule == "wsd"
 
         def rate(born: int, batches: int, warmup: int) -> float:
@@ -277,7 +287,9 @@ class HostTraining:
     # --- commit and test ----------------------------------------------------------------------
 
     def commit(self) -> list[StageMove]:
-        """Fossilize held seeds that pass gate G5, remove all other live seeds, unlock the test split."""
+        """Commit: fossilize held seeds that pass gate G5, remove all other live seeds, unlock the test
+        split.
+        """
         moves = actuator.commit(self.model)
         inputs = self._calibration()
         if inputs is not None:
@@ -309,7 +321,7 @@ class HostTraining:
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Return to ``weights``, even if seeds were planted or removed since."""
+        """Restore ``weights``, even if seeds were planted or removed after they were saved."""
         self.model.load_state(weights["model"])
         self._groups.load_state(weights["optimiser"], self.model.seed_parameters)
         self.precision.load_state(weights["scales"])
@@ -329,7 +341,7 @@ class HostTraining:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore ``state``, bit for bit."""
+        """Restore the training state ``state``, bit for bit."""
         self.load_weights(state["weights"])
         self._cursor.load_state(state["cursor"])
         self.splits.test.load_state(state["test"])
@@ -344,7 +356,7 @@ class HostTraining:
 def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], None]:
     """Return a function that restores weights, statistics, optimiser state and random streams once.
 
-    It is valid as long as no seed is planted or removed.
+    The returned function is valid as long as no seed is planted or removed.
     """
     tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
     values = [tensor.clone() for tensor in tensors]
@@ -362,7 +374,7 @@ def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], Non
 
 
 def train_together(hosts: Sequence[HostTraining]) -> None:
-    """Train the begun epochs of all hosts, minibatch by minibatch, then synchronise every device once."""
+    """Train one epoch of all hosts, minibatch by minibatch, then synchronise every device once."""
     for gathered in SharedBatchIterator(hosts):
         for env, inputs, targets in gathered:
             hosts[env].train_minibatch(inputs, targets)

@@ -30,11 +30,11 @@ class MinibatchResult:
     seed_norms: list[Tensor] = field(default_factory=list)
     shadow_losses: list[Tensor] = field(default_factory=list)
     seeds: dict[int, Tensor] = field(default_factory=dict)
-    """Gradient norms ``[tensor]`` of the seeds, where they were requested."""
+    """Gradient norms ``[tensor]`` of the seeds, by slot, if requested."""
     skipped: bool = False
-    """The minibatch was checked and non-finite: no weight changed."""
+    """Whether the minibatch was found non-finite, so that no weight changed."""
     broken: list[int] = field(default_factory=list)
-    """Slots of incubating seeds that were checked and are no longer finite."""
+    """Slots of incubating seeds whose weights were found non-finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Learner:
     precision: Precision = field(default_factory=Precision)
 
     def run(self, x: Tensor, y: Tensor, *, measure: bool = False, look: bool = True) -> MinibatchResult:
-        """Take one step of host and seeds.
+        """Take one training step of host and seeds.
 
         Args:
             x: Inputs.
@@ -120,10 +120,12 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def clip_gradients(gradients: list[Tensor], limit: float) -> Tensor:
-    """Scale ``gradients`` to a total norm of at most ``limit``; return the norm before, as a tensor."""
+    """Scale ``gradients`` to a total norm of at most ``limit``; return the norm before scaling, as a
+    tensor.
+    """
     total = torch.linalg.vector_norm(tensor_norms(gradients))
-    # In float64, so that limit / norm equals the quotient of Python floats.
+    # The norm is float64, so that limit / norm equals the quotient of Python floats.
     factor = torch.full_like(total, limit, dtype=torch.float64).div_(total).clamp_(max=1.0).float()
-    # One call for all tensors; its check for non-finite values costs nothing.
+    # One call scales all tensors; its check for non-finite values costs nothing.
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros_like(factor), factor)
     return total

@@ -15,11 +15,11 @@ class Objective:
     """Loss and score of one kind of task."""
 
     loss: Measure
-    """Mean loss of a batch."""
+    """Function that returns the mean loss of a batch."""
     sample_losses: Measure
-    """Loss of every sample ``[N]``."""
+    """Function that returns the loss of every sample, ``[N]``."""
     sample_scores: Measure
-    """Score of every sample ``[N]``, from 0 to 100; higher is better."""
+    """Function that returns the score of every sample, ``[N]``, from 0 to 100; higher is better."""
 
 
 def _sample_losses(output: Tensor, target: Tensor) -> Tensor:
@@ -31,7 +31,9 @@ def _sample_scores(output: Tensor, target: Tensor) -> Tensor:
 
 
 CLASSIFICATION = Objective(F.cross_entropy, _sample_losses, _sample_scores)
-"""Cross entropy of ``output [N, classes]``; the score is 100 for the right class, else 0."""
+"""Objective of classification: cross entropy of ``output [N, classes]``; a sample scores 100 for the right
+class, else 0.
+"""
 
 
 def regression(targets: Tensor) -> Objective:
@@ -62,4 +64,6 @@ def _token_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 NEXT_TOKEN = Objective(_token_loss, _by_token(_sample_losses), _by_token(_sample_scores))
-"""Cross entropy of ``output [N, tokens, classes]``; the score is the percentage of right tokens."""
+"""Objective of text: cross entropy of ``output [N, tokens, classes]``; the score is the percentage of right
+tokens.
+"""

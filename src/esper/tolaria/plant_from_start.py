@@ -15,13 +15,16 @@ def plant_fossils(env: MorphEnv, seeds: Iterable[tuple[int, int, int]]) -> None:
         seed = lifecycle.Germination(number, blueprint, style, 1.0, 0, params)
         env.host.count(lifecycle.germinate(table, 0, slot, seed, model.rules))
         table.stage[0, slot], table.alpha[0, slot] = Stage.FOSSILIZED, 1.0
-        # As old fossils, whose contributions are not measured: all compute goes into training.
+        # The seeds count as old fossils, whose contributions are not measured: all compute is used for
+        # training.
         table.epochs_in_stage[0, slot] = model.rules.fossil_watch_epochs + 1
     model.sync()
 
 
 def seeds_of(env: MorphEnv) -> str:
-    """Return the fossils as a plan of one seed per step: ``blueprint/style@slot:step,...``."""
+    """Return the fossilized seeds as the text of a plan with one seed per step:
+    ``blueprint/style@slot:step,...``.
+    """
     table, space = env.table, env.action_space
     fossils = [slot for slot in range(table.num_slots) if table.stage[0, slot] == Stage.FOSSILIZED]
     return ",".join(

@@ -1,8 +1,9 @@
 """Precision in which hosts and seeds are trained: float32, or mixed.
 
 Weights, optimiser states and gradients are always float32, and networks are measured in float32. Float16
-losses are scaled, so that their gradients do not vanish: one scale for the host and its blended seeds, whose
-gradients come from one loss, and one for every incubating seed."""
+losses are scaled, so that their gradients do not vanish: one loss scale for the host and its blended seeds,
+whose gradients come from one loss, and one loss scale for every incubating seed.
+"""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,11 +18,13 @@ from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Device, DeviceError
 
 _TYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 HOST: Final = -1
-"""Number of the host with its blended seeds, where an incubating seed has the number of its slot."""
+"""Number of the loss scale of the host with its blended seeds; an incubating seed uses the number of its
+slot.
+"""
 
 
 def check_amp(amp: Amp, names: Sequence[str]) -> None:
-    """Raise if one of the devices does not support the precision."""
+    """Raise an error if one of the devices does not support the precision."""
     for device in map(Device, names):
         if amp == "float16" and not device.is_cuda:
             raise DeviceError(
@@ -53,9 +56,9 @@ class Precision:
         return nullcontext() if self._type is None else torch.autocast(self._device, self._type)
 
     def part(self, number: int, parameters: Sequence[nn.Parameter]) -> "ScaledPart":
-        """Return the parameters that learn from one loss, with the scale of part ``number``.
+        """Return the parameters that learn from one loss, with the loss scale ``number``.
 
-        The number is the slot of an incubating seed, or ``HOST``.
+        The number of a loss scale is the slot of an incubating seed, or ``HOST``.
         """
         return ScaledPart(self, parameters, self._scaler(number) if self.scales else None)
 
@@ -63,17 +66,17 @@ class Precision:
         return self._scalers.setdefault(part, GradScaler(self._device))
 
     def forget(self, slot: int) -> None:
-        """Drop the scale of ``slot``, whose seed was removed, is new, or has left incubation."""
+        """Drop the loss scale of ``slot``, whose seed was removed, is new, or has left incubation."""
         self._scalers.pop(slot, None)
 
     def take_skipped_steps(self) -> int:
-        """Return the number of skipped steps since the last call."""
+        """Return the number of optimiser steps skipped by loss scalers since the last call."""
         skipped, self.skipped_steps = self.skipped_steps, 0
         return skipped
 
     @property
     def overflows(self) -> bool:
-        """Whether gradients overflow although their scale is below 1."""
+        """Whether gradients overflow although their loss scale is below 1."""
         return any(scaler.get_scale() < 1.0 for scaler in self._scalers.values())
 
     def state(self) -> dict[str, Any]:
@@ -86,7 +89,9 @@ class Precision:
 
 
 class ScaledPart:
-    """Parameters with gradients of one loss; it has the interface of an optimiser that a scaler needs."""
+    """Parameters with gradients of one loss, with the part of an optimiser's interface that a loss scaler
+    needs.
+    """
 
     def __init__(
         self, precision: Precision, parameters: Sequence[nn.Parameter], scaler: GradScaler | None
@@ -101,7 +106,7 @@ class ScaledPart:
         return [{"params": self._parameters}]
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients, unscaled."""
+        """Compute the gradients of the loss without the loss scale."""
         if self._scaler is None:
             loss.backward()
             return
@@ -110,18 +115,20 @@ class ScaledPart:
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a non-finite gradient can be caused by the scale, which ``accept`` then lowers."""
+        """Whether a non-finite gradient can be caused by the loss scale, which ``accept`` then lowers."""
         return self._scaler is not None and self._scaler.get_scale() > 1.0
 
     def drop(self) -> None:
-        """Remove the gradients, so that the optimiser skips these parameters, and keep the scale."""
+        """Remove the gradients, so that the optimiser skips these parameters, and keep the loss scale."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._scaler is not None:
             self._scaler.update(self._scaler.get_scale())
 
     def accept(self) -> None:
-        """Leave the gradients to the optimiser, or remove them if they overflowed, and update the scale."""
+        """Keep the gradients for the optimiser, or remove them if they overflowed, and update the loss
+        scale.
+        """
         if self._scaler is None:
             return
         self._scaler.step(cast("Optimizer", self))
@@ -132,5 +139,5 @@ class ScaledPart:
                 parameter.grad = None
 
     def step(self) -> None:
-        """Note that the scaler found all gradients finite."""
+        """Record that the loss scaler found all gradients finite."""
         self._accepted = True

@@ -10,21 +10,22 @@ from esper.leyline.stream_seeds import derive_seed
 from esper.tolaria.devices import DEFAULT_DEVICE, Device
 
 TRAINING_SEEDS: Final = range(1_000_000)
-"""Root seeds for training and tuning."""
+"""Root rng seeds of runs for training and tuning."""
 SELECTION_SEEDS: Final = range(1_000_000, 2_000_000)
 """Root seeds for the selection between candidates, on the validation split."""
 TEST_SEEDS: Final = range(2_000_000, 3_000_000)
 """Root seeds for reported results.
 
-Offsets already used: 0 to 19 in experiments 001, 002, 011, 012 and 013, 100 to 119 in 005; the initialisation
-of seeds was chosen on 0 to 9 (002). ``esper eval`` starts at offset 0. Offsets from 1,000 on are for final
-comparisons only: 014, 015, 017 and 018 used 1,000 to 1,005, 020 used 2,000 to 2,019, 022 used 2,200 to 2,214.
+Seed offsets already used: 0 to 19 in experiments 001, 002, 011, 012 and 013, 100 to 119 in experiment 005;
+experiment 002 chose the initialisation of seeds on offsets 0 to 9. ``esper eval`` starts at offset 0. Seed
+offsets from 1,000 on are for final comparisons only: experiments 014, 015, 017 and 018 used 1,000 to 1,005,
+experiment 020 used 2,000 to 2,019, experiment 022 used 2,200 to 2,214.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStreams:
-    """Random streams of one attempt at an episode; each is selected by its purpose."""
+    """Random streams of one attempt at an episode; each stream is selected by its purpose."""
 
     rng_seed: int
     env: int
@@ -33,18 +34,20 @@ class EpisodeStreams:
     device: Device = DEFAULT_DEVICE
 
     def seed(self, *purpose: str) -> int:
-        """Return the seed of the stream for ``purpose``."""
+        """Return the rng seed of the random stream for ``purpose``."""
         attempt = ("attempt", self.attempt) if self.attempt else ()
         return derive_seed(self.rng_seed, "env", self.env, "episode", self.episode, *attempt, *purpose)
 
     def torch(self, *purpose: str) -> TorchStream:
-        """Return a stream as a context, for layers that draw from torch's global generator."""
+        """Return a random stream as a context, for layers that draw from torch's global generator."""
         return TorchStream(self.seed(*purpose), self.device.torch)
 
     def slot(self, slot_id: str, *purpose: str) -> TorchStream:
-        """Return the stream for initial weights, dropout and sampled alphas of the seeds in one slot."""
+        """Return the random stream for initial weights, dropout and sampled alphas of the seeds in one
+        slot.
+        """
         return self.torch("slot", slot_id, *purpose)
 
     def generator(self, *purpose: str) -> Generator:
-        """Return a generator for explicit draws."""
+        """Return a torch generator for draws that take a generator argument."""
         return Generator().manual_seed(self.seed(*purpose))

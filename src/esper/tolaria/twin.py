@@ -1,7 +1,7 @@
 """The do-nothing twin: an episode with the same host, data and random streams, and no seeds.
 
-The twin's scores are cached on disk, under a key of everything that determines them. If the cache cannot be
-read or written, the twin is run again.
+The twin's scores are cached on disk; the cache key is a digest of everything that determines the scores. If
+the cache cannot be read or written, the twin is run again.
 """
 
 import contextlib
@@ -68,7 +68,8 @@ def twin_scores(
             f"the do-nothing twin of environment {env}, episode {episode} could not be made: {error}"
         ) from error
     scores = list(report.val_scores)
-    if task.build is not None:  # the code of a user's module is not part of the key
+    # Twins of user tasks are not cached, because the code of a user's module is not part of the key.
+    if task.build is not None:
         return scores
     with contextlib.suppress(SaveError):
         write_durably(path, json.dumps({"scores": scores, "sha256": _digest(scores)}).encode())
@@ -76,7 +77,7 @@ def twin_scores(
 
 
 def _read(path: Path, count: int) -> list[float] | None:
-    """Return the scores in a cache file, or None if it is damaged or has not ``count`` finite numbers."""
+    """Return the scores in a cache file; None if the file is damaged or has not ``count`` finite numbers."""
     try:
         kept = json.loads(path.read_bytes())
         scores: list[float] = kept["scores"]
@@ -121,7 +122,7 @@ def _task_key(task: TaskSpec) -> str:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of the source code of an episode without seeds."""
+    """Return a digest of the source code that an episode without seeds runs."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for folder in ("kasmina", "leyline", "tolaria"):

@@ -36,7 +36,7 @@ class SerialVector:
                 that a run can be split into shards.
             enabled: Slots that may be used; all unless given.
             sink: Receives the rows of all environments.
-            rollback_limit: Number of the rollback that ends an episode.
+            rollback_limit: Number of rollbacks at which an episode ends.
             devices: Names of devices, assigned to the environments in turn.
             amp: Precision of training.
         """
@@ -59,11 +59,11 @@ class SerialVector:
 
     @property
     def action_space(self) -> ActionSpace:
-        """Slots, rules and blueprints to choose from; available after ``reset``."""
+        """Slots, rules and blueprints that a controller can choose from; available after ``reset``."""
         return self.envs[0].action_space
 
     def reset(self, episode: int = 0, twin_scores: Sequence[float] | None = None) -> EpochFacts:
-        """Begin an episode in every environment and return its facts."""
+        """Begin an episode in every environment and return the facts of every environment."""
         for row in range(len(self.envs)):
             self.reset_env(row, episode, twin_scores=twin_scores)
         return self.facts

@@ -9,15 +9,15 @@ from markupsafe import Markup
 from esper.karn.drawing import svg
 
 LEFT: Final = 62.0
-"""Left end of the horizontal axis of most pictures."""
+"""X coordinate of the left end of the horizontal axis in most charts."""
 TOP: Final = 14.0
-"""Upper end of the first vertical axis."""
+"""Y coordinate of the upper end of a chart's first vertical axis."""
 _TINY: Final = 1e-300
-"""Ranges below this size count as empty, because their steps would underflow to 0."""
+"""Axis ranges smaller than this value count as empty, because the step between ticks would underflow to 0."""
 
 
 class AxisScale(NamedTuple):
-    """Linear map from values to coordinates."""
+    """Linear map from data values to coordinates of a drawing."""
 
     low: float
     high: float
@@ -36,7 +36,7 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
-    # Multiples of the step within the range, with a tolerance for rounding errors.
+    # Ticks are multiples of the step within the axis range, with a tolerance for rounding errors.
     while len(found := range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)) > most:
         step = _round_step(step * 1.01, whole=whole)
     return [index * step for index in found]
@@ -51,7 +51,7 @@ def _round_step(least: float, *, whole: bool) -> float:
 
 
 def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
-    """Return a range that contains the values, and ``floor`` if it is near them."""
+    """Return an axis range that contains all values, and also ``floor`` if ``floor`` is near the values."""
     low, high = min(values), max(values)
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)
@@ -63,7 +63,7 @@ def around(values: Sequence[float], most: int, floor: float | None = None) -> tu
 
 
 def tick_text(value: float, step: float) -> str:
-    """Format a tick with as many decimals as the step needs; "k" for thousands."""
+    """Format the number of an axis tick with as many decimals as the step needs; "k" stands for thousands."""
     if step >= 1000 or (abs(value) >= 10_000 and step >= 100):
         thousands = value / 1000
         return "0" if value == 0 else f"{thousands:.{_decimals(step / 1000)}f}k"
@@ -75,7 +75,7 @@ def _decimals(step: float) -> int:
 
 
 def tick_texts(values: Sequence[float]) -> dict[float, str]:
-    """Format evenly spaced ticks, by value."""
+    """Return the labels of evenly spaced axis ticks, by tick value."""
     step = values[1] - values[0] if len(values) > 1 else max(abs(values[0]), 1.0) if values else 1.0
     return {value: tick_text(value, step) for value in values}
 
@@ -92,7 +92,7 @@ def y_axis(scale: AxisScale, left: float, right: float, most: int = 5, unit_size
 
 
 def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None) -> Markup:
-    """Draw the bottom axis with integer ticks and its name at the end.
+    """Draw the bottom axis of a chart with integer ticks, and the name of the axis at its end.
 
     Args:
         scale: Horizontal scale.
@@ -117,7 +117,7 @@ def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None) -> M
 
 
 def value_axis(scale: AxisScale, y: float, name: str, labels: Mapping[float, str]) -> Markup:
-    """Draw a bottom axis with the given labels by value, and its name below the end."""
+    """Draw the bottom axis of a chart with the given tick labels, and the name of the axis below its end."""
     return svg.group(
         svg.line(scale.start, y, scale.stop, y, "axis"),
         *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),

@@ -16,27 +16,27 @@ from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
 Segment = tuple[float, float]
-"""(start, end) of a part of a column."""
+"""(start, end) of one part of a stacked column, as values on the axis."""
 _GAP: Final = 30.0
-"""Height between panels."""
+"""Vertical gap between the panels of a chart."""
 _BOTTOM: Final = 28.0
 _NAME_LOOKS: Final = {"twin": "dim halo", "line": "strong halo"}
 """CSS classes of a line's name, by the look of the line."""
 _FIRST: Final = 4.0
-"""Top of the first strip."""
+"""Y coordinate of the top of the first strip in a picture of strips."""
 _LETTERS: Final = 18
 """Largest number of characters of a strip's name."""
 
 
 class ChartLine(NamedTuple):
-    """One value per axis bin; None is a gap."""
+    """Line of a chart with one value per axis bin; None is a gap."""
 
     name: str
     values: Values
     text: Callable[[float | None], str]
-    """Format of a value."""
+    """Function that formats a value of the line as text."""
     look: str = "line"
-    """``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
+    """Appearance of the line: ``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
     label: str | None = None
     """Text at the end of the line; None shows name and last value, empty shows nothing."""
 
@@ -49,34 +49,34 @@ class StackedPart(NamedTuple):
     text: Callable[[float | None], str]
     look: str
     total: float | None = None
-    """Value in the label; None shows the last value."""
+    """Value shown in the label of a stacked part; None shows the last value."""
     striped: Values | None = None
-    """Height of the striped section of the part, from its base."""
+    """Height of the striped section of a stacked part, measured from the base of the part."""
 
 
 class Panel(NamedTuple):
-    """Data that shares one vertical axis."""
+    """Panel of a chart: data that shares one vertical axis."""
 
     height: float
     lines: Sequence[ChartLine] = ()
     bands: Sequence[tuple[Values, Values]] = ()
-    """Pairs of lower and upper edges, the widest first."""
+    """Bands as pairs of a lower and an upper edge, the widest band first."""
     parts: Sequence[StackedPart] = ()
     near: float | None = None
-    """Value that the axis includes if the data comes close to it."""
+    """Value that the vertical axis includes if the data comes close to the value."""
     zero: bool = False
-    """Whether the axis includes 0, marked by a line."""
+    """Whether the vertical axis includes 0 and marks 0 by a line."""
     most: float | None = None
-    """Largest possible value."""
+    """Largest possible value on the vertical axis."""
     optional: bool = False
     """Whether the panel is left out if all values are 0."""
     ticks: int = 4
     unit: str = ""
     unit_size: float = 1.0
-    """Value that the axis labels as 1."""
+    """Data value that the vertical axis labels as 1."""
 
     def reached(self) -> Iterator[float]:
-        """Yield all values that the axis must include."""
+        """Yield all values that the vertical axis must include."""
         yield from (value for line in self.lines for value in line.values if value is not None)
         yield from (value for band in self.bands for edge in band for value in edge if value is not None)
         for values in zip(*(part.values for part in self.parts), strict=True):
@@ -84,17 +84,17 @@ class Panel(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Specification of a chart over the bins of ``found``."""
+    """Specification of a chart over the axis bins of the series ``found``."""
 
     title: str
     description: str
     found: Series
     panels: Sequence[Panel]
     table: tuple[list[str], list[list[str]]]
-    """Columns and rows of the same numbers."""
+    """Table (columns and rows) of the numbers that the chart shows."""
     caption: str
     room: float = 150.0
-    """Width of the labels on the right."""
+    """Width of the labels on the right of the chart."""
 
 
 def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Picture:
@@ -129,7 +129,7 @@ def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float
 
 
 def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale) -> Markup:
-    """Draw the axis, data and labels of a panel."""
+    """Draw the axis, data and labels of one panel of a chart."""
     at = [x(bin_.last) for bin_ in bins]
     return svg.group(
         y_axis(y, x.start, x.stop, most=panel.ticks + 1, unit_size=panel.unit_size),
@@ -189,7 +189,7 @@ def _draw_parts(
 
 
 def _line_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
-    """Draw the names of lines at their ends."""
+    """Draw the name of each line at the right end of the line."""
     known = [[value for value in line.values if value is not None] for line in panel.lines]
     ends = [(line, own[-1]) for line, own in zip(panel.lines, known, strict=True) if own and line.label != ""]
     heights = apart([y(value) for _, value in ends])
@@ -199,7 +199,7 @@ def _line_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
 
 
 def _part_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
-    """Draw the names of parts with colour samples, between the ends of the axis if they fit."""
+    """Draw the names of stacked parts with colour samples, between the ends of the axis if the names fit."""
     segments = stack([part.values[-1] for part in panel.parts])
     shown = [pair for pair in zip(panel.parts, segments, strict=True) if pair[0].total != 0]
     heights = apart([y(sum(segment) / 2) for _, segment in shown])
@@ -216,7 +216,7 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
     named: list[ChartLine | StackedPart] = []
     for panel in chart.panels:
         named += [*panel.lines, *panel.parts]
-    # A point of a line lies at the end of its bin, a column covers the bin.
+    # A point of a line lies at the end of its axis bin; a column covers the whole bin.
     is_line = chart.panels[0].lines and not chart.panels[0].parts
     for index, bin_ in enumerate(chart.found.bins):
         values = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
@@ -232,7 +232,7 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
 
 
 def stack(values: Sequence[float | None]) -> list[Segment]:
-    """Return (start, end) of each part of a column; an unknown part has no height."""
+    """Return (start, end) of each part of a stacked column; a part with an unknown value has no height."""
     above = below = 0.0
     found = []
     for value in values:
@@ -247,14 +247,16 @@ def stack(values: Sequence[float | None]) -> list[Segment]:
 
 
 def edges(bin_: AxisBin, x: AxisScale) -> tuple[float, float]:
-    """Return the left and right edge of a column, with a gap if it is wide enough."""
+    """Return the left and right edge of a column, with a gap to the next column if the column is wide
+    enough.
+    """
     left, right = x(bin_.first - 1), x(bin_.last)
     gap = 1.0 if right - left > 6 else 0.0
     return left + gap, right - gap
 
 
 def column(bin_: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
-    """Return the path of one part of a column, empty if it is too small to be visible."""
+    """Return the SVG path of one part of a stacked column; empty if the part is too small to be visible."""
     left, right = edges(bin_, x)
     bottom, top = y(segment[0]), y(segment[1])
     if abs(bottom - top) < 0.05:
@@ -266,14 +268,14 @@ def column(bin_: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
 
 
 class Strip(NamedTuple):
-    """One row of a picture: name, content over the axis, and value."""
+    """Strip, a row of a picture: name on the left, content over the axis, value on the right."""
 
     name: str
     draw: Callable[[AxisScale, float], Iterable[Markup]]
-    """Draws the content, given the horizontal scale and the top of the strip."""
+    """Function that draws the content of a strip, given the horizontal scale and the top of the strip."""
     value: str
     is_strong: bool
-    """Whether the value is emphasised."""
+    """Whether the value of the strip is emphasised."""
     title: str = ""
     """Tooltip."""
 

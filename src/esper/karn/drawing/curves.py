@@ -10,9 +10,9 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, value_axis, y_axis
 
 FOOT: Final = 46.0
-"""Height of the tick labels and the name of the axis below a panel."""
+"""Height of the space below a panel for the tick labels and the name of the axis."""
 _ROOM: Final = 170.0
-"""Width of the names on the right."""
+"""Width of the curves' names on the right of a chart."""
 _HEIGHT: Final = 300.0
 _LETTERS: Final = 20
 _TICKS: Final = 5
@@ -21,12 +21,12 @@ _NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
 
 
 class Curve(NamedTuple):
-    """Points of one arm; NaN is unknown."""
+    """Curve of one study arm; a coordinate of NaN is unknown."""
 
     name: str
     points: Sequence[tuple[float, float]]
     look: str
-    """``line``, ``thin``, ``thin faint``, ``twin`` (dotted) or ``dots``."""
+    """Appearance of the curve: ``line``, ``thin``, ``thin faint``, ``twin`` (dotted) or ``dots``."""
 
     @property
     def known(self) -> list[svg.Point]:
@@ -40,7 +40,7 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
         title: Title of the picture.
         axis: Name of the axis.
         labels: Tick labels by value.
-        curves: Curves to draw, the lowest first.
+        curves: Curves to draw; a later curve covers earlier ones.
     """
     losses = [loss for curve in curves for _, loss in curve.known]
     if not losses:
@@ -80,7 +80,9 @@ def curve_panel(
 
 
 def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
-    """Return tick labels by position on the axis, without labels that overlap the previous one."""
+    """Return tick labels by position on the axis; a label that would overlap the previous label is left
+    out.
+    """
     kept: dict[float, str] = {}
     free = -math.inf
     for value, text in sorted(labels.items()):

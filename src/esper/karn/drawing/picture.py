@@ -1,4 +1,4 @@
-"""Picture of an answer: a drawing, the table of the same numbers, and a caption.
+"""Picture of numbers of a run: a drawing, a table of the same numbers, and a caption.
 
 A standalone drawing, as a file or in a notebook, includes its stylesheet and follows the light or dark theme.
 """
@@ -16,7 +16,7 @@ from esper.karn.questions.series import Series
 from esper.karn.run import Run
 
 Text = Callable[[float | None], str]
-"""Format of a value."""
+"""Function that formats a number as text."""
 _VALUE: Final = r"(∞|[<+-]?×?\d[\d,.:e+-]*( ± [\d.e-]+)?( (%|s|ms|[kMGTPE]?FLOP))?)"
 _NUMBER: Final = re.compile(rf"{_VALUE}( \({_VALUE} to {_VALUE}\))?|–|")
 
@@ -53,19 +53,19 @@ class Picture:
         opening, mark, rest = self.svg.partition(">")
         return opening + mark + element("style", STYLE) + rest
 
-    _repr_svg_ = standalone  # displayed by notebooks
+    _repr_svg_ = standalone  # Jupyter displays an object by its method _repr_svg_.
 
 
 class Figure(NamedTuple):
-    """A question about a run, answered by numbers and a picture of them."""
+    """Figure about a run: a function that computes numbers and a function that draws them."""
 
     key: str
     question: str
     ask: Callable[..., Any]
-    """Return the numbers of a run, or of one episode for lanes; None if there are none.
+    """Return the numbers of a run, or of one episode in a figure of slot lanes; None if there are no numbers.
     """
     draw: Callable[[Any, Any], Picture]
-    """Draw the numbers, on axes that include those of a second run unless they are None."""
+    """Draw the numbers of a run on axes that also include the numbers of a second run, if given."""
 
     def answer(
         self, run: Run, episode: EpisodeKey | None = None, compared: Run | None = None
@@ -76,5 +76,5 @@ class Figure(NamedTuple):
             return None
         other = None if compared is None else self.ask(compared)
         if getattr(other, "axis", None) != getattr(found, "axis", None):
-            other = None  # one counts epochs and the other iterations: they have no axis in common
+            other = None  # Runs over epochs and runs over iterations have no common axis.
         return self.draw(found, other)

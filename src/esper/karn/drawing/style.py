@@ -9,18 +9,18 @@ from typing import Final
 from esper.karn.palette import LOOKS, SEVERITIES, css_variables, stage_variable
 
 LEVELS: Final = 10
-"""Number of shades for fractions, ``shade-0`` to ``shade-10``."""
+"""Number of shades for fractions, in the CSS classes ``shade-0`` to ``shade-10``."""
 _PART_OPACITIES: Final = (0.72, 0.46, 0.28, 0.15, 0.6, 0.36)
-"""Opacities of parts without a stage or severity, ``part-0`` and so on."""
+"""Opacities of the CSS classes ``part-0``, ``part-1`` and so on, for stacked parts without a colour."""
 
 
 def part_look(index: int) -> str:
-    """Return the CSS class of a part by its index in the stack."""
+    """Return the CSS class of a stacked part by the index of the part in its stack."""
     return f"part part-{index % len(_PART_OPACITIES)}"
 
 
 def shade_look(fraction: float) -> str:
-    """Return the CSS class of a cell that shows a fraction."""
+    """Return the CSS class that shades a cell by the fraction that the cell shows."""
     return f"shade-{round(min(max(fraction, 0.0), 1.0) * LEVELS)}"
 
 

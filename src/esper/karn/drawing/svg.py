@@ -9,11 +9,11 @@ from typing import Final
 from markupsafe import Markup
 
 WIDTH: Final = 640.0
-"""Width of every drawing in its own units; a page scales it."""
+"""Width of every drawing in SVG units; a page scales the drawing."""
 LETTER: Final = 9.6
-"""Upper bound of the mean character width, for the larger text of narrow pages."""
+"""Upper bound of the mean character width in SVG units, for the larger text on narrow pages."""
 LINE: Final = 17.0
-"""Line height of that text."""
+"""Line height in SVG units of the larger text on narrow pages."""
 
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -27,7 +27,9 @@ def number(value: float) -> str:
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an element; attributes of None are left out, ``class_`` becomes class, ``_`` becomes ``-``."""
+    """Return an SVG element; attributes of None are omitted, ``class_`` is named class, ``_`` is replaced by
+    ``-``.
+    """
     parts = [tag]
     for name, value in attributes.items():
         if value is not None:
@@ -46,7 +48,7 @@ def _clean(text: str, *, quote: bool = False) -> str:
 
 
 def group(*children: str, **attributes: str | float | None) -> Markup:
-    """Group elements; empty if there are none."""
+    """Return an SVG group of elements; an empty string if there are no elements."""
     inside = "".join(children)
     return element("g", Markup(inside), **attributes) if inside else Markup("")
 
@@ -75,7 +77,7 @@ def rectangle(x: float, y: float, width: float, height: float, class_: str | Non
 
 
 def path(commands: str, class_: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return a path; empty without commands."""
+    """Return an SVG path; an empty string if there are no path commands."""
     if not commands:
         return Markup("")
     return element("path", *children, d=commands, class_=class_, **attributes)
@@ -91,7 +93,7 @@ def polyline(points: Iterable[Point]) -> str:
 
 
 def curve(points: Sequence[Point | None], class_: str) -> Markup:
-    """Draw a line with gaps at unknown points; an isolated point becomes a dot."""
+    """Draw a line with gaps at unknown points; an isolated point is drawn as a dot."""
     parts = [list(part) for is_known, part in groupby(points, lambda point: point is not None) if is_known]
     known = [[point for point in part if point is not None] for part in parts]
     lines = "".join(polyline(part) for part in known if len(part) > 1)
@@ -100,7 +102,7 @@ def curve(points: Sequence[Point | None], class_: str) -> Markup:
 
 
 def steps(start: float, points: Sequence[Point]) -> str:
-    """Return the path commands of a step line whose height between two points is that of the second."""
+    """Return the path commands of a step line; between two points it has the height of the second point."""
     commands = f"M{number(start)} {number(points[0][1])}" if points else ""
     return commands + "".join(f"V{number(y)}H{number(x)}" for x, y in points)
 

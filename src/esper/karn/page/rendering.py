@@ -1,4 +1,4 @@
-"""Templates of the pages, with number formats as filters. Text is escaped; None is shown as "–"."""
+"""Templates of the HTML pages, with number formats as filters. Text is escaped; None is shown as "–"."""
 
 from functools import cache
 from importlib.resources import files
@@ -14,7 +14,7 @@ from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
 from esper.karn.questions.overview import done_text
 
 TREND: Final = 16
-"""Largest number of characters of a trend."""
+"""Largest number of characters of a trend (a series drawn as block characters)."""
 
 
 def render_page(template: str, **content: Any) -> str:
@@ -23,7 +23,7 @@ def render_page(template: str, **content: Any) -> str:
 
 
 def render(template: str, **content: Any) -> Markup:
-    """Render a part of a page as markup that is not escaped again."""
+    """Render a part of a page as markup that an enclosing template does not escape again."""
     return Markup(render_page(template, **content))
 
 

@@ -32,9 +32,9 @@ TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
 }
 ORIGIN: Final = ("configuration", "environment")
 OF_EPISODE: Final = ("lanes", "diary")
-"""Sections that show one episode."""
+"""Keys of the page sections that show one episode."""
 KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN[SHOWN.index("lanes") + 1 :])
-"""Keys of the sections in page order, without the settings."""
+"""Keys of the page sections in display order, without the settings."""
 
 
 class Section(NamedTuple):
@@ -45,7 +45,7 @@ class Section(NamedTuple):
     tag: str = "section"
     look: str = "panel"
     side: str = ""
-    """Suffix of the id that distinguishes the sections of two runs shown side by side."""
+    """Suffix of the element id, which distinguishes the sections of two runs shown side by side."""
     source: str = ""
     runs: str = ""
     """Ids of the runs that the section shows."""
@@ -56,7 +56,7 @@ class Section(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Sections in one grid."""
+    """Page sections that are arranged in one grid."""
 
     look: str
     sections: Sequence[Section]
@@ -100,7 +100,7 @@ def run_section(run: Run, key: str, episode: EpisodeKey | None = None, compared:
 def _of_episodes(
     run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], compared: Run | None = None, **more: Any
 ) -> Markup:
-    """Render the lanes or the narratives of episodes, each with its heading."""
+    """Render the slot lanes or the narratives of episodes, each with its heading."""
     if key == "lanes":
         lanes = [(title, figure_named(key).answer(run, episode, compared)) for title, episode in episodes]
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
@@ -111,8 +111,8 @@ def _of_episodes(
 def reported_section(run: Run, key: str) -> Markup:
     """Render a section of a report.
 
-    Lanes are of the default episode, or of the best, median and worst episode of a training. Narratives are
-    of the first episodes, or of the best episode of a training.
+    Slot lanes show the default episode, or the best, median and worst episode of a training. Narratives show
+    the first episodes, or the best episode of a training.
     """
     if key not in OF_EPISODE:
         return run_section(run, key)
@@ -128,7 +128,7 @@ def reported_section(run: Run, key: str) -> Markup:
 
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
-    """Return the episodes to show, each with a heading unless it is the only one."""
+    """Return the episodes that a report shows, each with a heading unless there is only one episode."""
     if not run.is_training:
         key = episode_selection.default_episode(run)
         return [] if key is None else [("", key)]
@@ -145,22 +145,22 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
 
 
 Choice = tuple[str, str, bool]
-"""One option: its address, its text, and whether it is selected."""
+"""Link of an episode selection: its address, its text, and whether it is selected."""
 
 
 class Chooser(NamedTuple):
-    """Links to the other episodes; addresses are values of ``at`` in the query string."""
+    """Links to the other episodes of a run; addresses are values of ``at`` in the query string."""
 
     before: str | None
     after: str | None
     groups: list[Choice]
-    """Iterations of a training, else episodes."""
+    """Links to the iterations of a training, or to the episodes of another run."""
     members: list[Choice]
-    """Environments and attempts of the selected iteration or episode."""
+    """Links to the environments and attempts of the selected iteration or episode."""
 
 
 def chooser(run: Run, shown: EpisodeKey) -> Chooser:
-    """Return the links for a page that shows this episode."""
+    """Return the links of a page that shows the given episode."""
     found, metric = episode_selection.episodes(run), metric_of(run.row)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
@@ -191,7 +191,9 @@ def address(key: Iterable[int]) -> str:
 
 
 def parse_episode(text: str | None) -> EpisodeKey | None:
-    """Parse ``at`` of the query string; None if it is empty. Raises ``EsperError``."""
+    """Parse the episode that ``at`` in the query string names; None if ``at`` is empty. Raises
+    ``EsperError``.
+    """
     if not text:
         return None
     try:

@@ -1,1 +1,1 @@
-"""Questions about a run: each module computes the numbers from the rows and draws them."""
+"""Figures of a run: each module computes the numbers of a figure from telemetry rows and draws them."""

@@ -16,14 +16,14 @@ from esper.karn.run import Run
 from esper.leyline.rows import Severity
 
 MOST_ENTRIES: Final = 100
-"""Largest number of table entries; open alerts first, then the latest."""
+"""Largest number of entries in the table of alerts; open alerts come first, then the latest alerts."""
 _ORDER: Final = "t, episode, attempt, env, epoch, value"
-"""SQL order of the alerts of one scope; environments in one step may raise alerts at the same time."""
+"""SQL order of alerts of one scope. Several environments may raise alerts at the same time."""
 _STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
 class AlertSpan(NamedTuple):
-    """Interval of an alert on the axis; ``end`` is None while it is open."""
+    """Interval of an alert in epochs or iterations; ``end`` is None while the alert is open."""
 
     start: int
     end: int | None
@@ -35,7 +35,7 @@ class AlertLine(NamedTuple):
     rule: str
     severity: Severity
     times: int
-    """Number of times that the rule was raised, over all scopes."""
+    """Number of alerts that the rule raised, over all scopes."""
     spans: tuple[AlertSpan, ...]
 
     @property
@@ -53,7 +53,7 @@ class AlertEntry(NamedTuple):
     since: int
     """Epoch or iteration of the first alert."""
     until: int | None
-    """Epoch or iteration at which the last alert was cleared; None while it is open."""
+    """Epoch or iteration at which the last alert was cleared; None while the alert is open."""
     value: float | None
     limit: float | None
     hint: str
@@ -66,14 +66,14 @@ class Alerts(NamedTuple):
     axis: AxisName
     end: int
     lines: tuple[AlertLine, ...]
-    """Rules in order of their first alert."""
+    """Alert rules in order of their first alert."""
     entries: tuple[AlertEntry, ...]
     left_out: int
-    """Number of entries beyond ``MOST_ENTRIES``."""
+    """Number of alert entries that the table omits, because it shows at most ``MOST_ENTRIES``."""
 
     @property
     def open(self) -> int:
-        """Number of rules with an open alert."""
+        """Number of alert rules with an open alert."""
         return sum(line.is_open for line in self.lines)
 
 
@@ -109,7 +109,7 @@ def alerts(run: Run) -> Alerts:
 
 
 def _raised(axis: Axis) -> str:
-    """Return SQL for every raised alert with its start and its end on the axis.
+    """Return SQL for every raised alert with its start and its end, in epochs or iterations.
 
     An alert ends when it is cleared or raised again; an alert of an episode ends with the episode.
     """
@@ -127,7 +127,7 @@ def _raised(axis: Axis) -> str:
 
 
 def _merged(spans: Iterable[tuple[int, int | None]], bin_size: int) -> tuple[AlertSpan, ...]:
-    """Merge overlapping spans, and neighbours within one bin of a long axis."""
+    """Merge overlapping intervals of alerts, and neighbouring intervals within one bin of a long axis."""
     merged: list[AlertSpan] = []
     for span in sorted((AlertSpan(*ends) for ends in spans), key=lambda span: span.start):
         last = merged[-1] if merged else None
@@ -140,7 +140,7 @@ def _merged(spans: Iterable[tuple[int, int | None]], bin_size: int) -> tuple[Ale
 
 
 def draw_alerts(found: Alerts, compared: Alerts | None = None) -> Picture:
-    """Draw one strip per rule, on an axis that includes a second run if given."""
+    """Draw one strip per alert rule, on an axis that includes the alerts of a second run if given."""
     end = max(one.end for one in (found, compared) if one is not None)
     names = ", ".join(line.rule for line in found.lines)
     caption = "No alert was raised."

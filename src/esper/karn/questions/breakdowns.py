@@ -16,7 +16,9 @@ from esper.leyline.stages import Stage
 
 DECISIONS: Final = "decisions"
 FORCED: Final = "forced"
-"""Share of decisions with only one legal action; after the name of an op, restricted to that op."""
+"""Name of the series with the share of decisions that had only one legal action; after the name of an op, of
+decisions for that op.
+"""
 FAILED: Final = "failed"
 SUM: Final = "return"
 _signed = partial(notation.gain, decimals=3)
@@ -26,14 +28,14 @@ _signed = partial(notation.gain, decimals=3)
 
 
 def choices(run: Run) -> Series | None:
-    """Return the number of decisions and the share of each op; None without decisions."""
+    """Return the number of decisions and the share of each op among them; None if there are no decisions."""
     ops = run.row.ops
     op = f"action[{run.row.heads.index('op') + 1}]"
     conditions = {name: f"{op} = {index}" for index, name in enumerate(ops)}
     conditions |= {f"{name} {FORCED}": f"forced AND {op} = {index}" for index, name in enumerate(ops)}
     conditions |= {FORCED: "forced", FAILED: "NOT succeeded"}
     shares = {name: f"count(*) FILTER ({which}) / count(*)" for name, which in conditions.items()}
-    # A decision precedes the epoch that it affects; one more may follow the last epoch.
+    # A decision precedes the epoch that it affects; an additional decision may follow the last epoch.
     epoch = "epoch + 1" if run.row.horizon is None else f"least(epoch + 1, {run.row.horizon})"
     position = "iteration" if run.is_training else epoch
     found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, position=position)
@@ -47,7 +49,7 @@ def choices(run: Run) -> Series | None:
 
 
 def ops_of(found: Series) -> list[str]:
-    """Return the names of the ops among the series."""
+    """Return the names of those series that are shares of an op."""
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 
@@ -57,7 +59,9 @@ def op_name(op: str) -> str:
 
 
 def choices_chart(found: Series) -> Chart:
-    """Return the chart of the share of each op; forced decisions are striped, failures are above."""
+    """Return the chart of the share of each op; forced decisions are striped, failed decisions are in a panel
+    above.
+    """
     parts = []
     for op in ops_of(found):
         total, forced = _overall(found, op), found[f"{op} {FORCED}"]
@@ -83,7 +87,7 @@ def choices_chart(found: Series) -> Chart:
 
 
 def _overall(found: Series, name: str) -> float:
-    """Return the share of all decisions."""
+    """Return the share of an op among all decisions of a run."""
     counts = [count or 0.0 for count in found[DECISIONS]]
     chosen = sum(count * (share or 0.0) for count, share in zip(counts, found[name], strict=True))
     return chosen / (sum(counts) or 1.0)
@@ -107,7 +111,7 @@ def reward(run: Run) -> Series | None:
 
 
 def reward_chart(found: Series) -> Chart:
-    """Return the chart of the reward terms, and of their sum as a line."""
+    """Return the chart of the reward terms as stacked columns, and of their sum as a line."""
     terms = [name for name in found.values if name != SUM]
     parts = [StackedPart(name, found[name], _signed, part_look(index)) for index, name in enumerate(terms)]
     return Chart(

@@ -17,14 +17,16 @@ from esper.karn.run_result import Result, result
 from esper.karn.statistics import Estimate
 
 Arms = Mapping[str, Result]
-"""Results by run name."""
+"""Results of the compared runs, by run name."""
 _PANEL: Final = 170.0
 _STEP: Final = _PANEL + FOOT + TOP
-"""Distance between the tops of two panels."""
+"""Vertical distance between the tops of two panels."""
 
 
 def verdict(runs: Mapping[str, Run]) -> Arms:
-    """Return the results of runs with a finished episode and the same metric as the first one, in order."""
+    """Return, in order, the results of runs that have a finished episode and the same metric as the first
+    run.
+    """
     found = {name: one for name, run in runs.items() if (one := result(run)) is not None}
     metric = next((one.metric for one in found.values()), None)
     return {name: one for name, one in found.items() if one.metric is metric and one.validation is not None}
@@ -74,7 +76,9 @@ def _draw_panel(
     text: Callable[[float], str],
     top: float,
 ) -> Markup:
-    """Draw a dot per run at its cost and score, and its interval as a vertical line."""
+    """Draw a dot per run at its cost and score, and the confidence interval of the score as a vertical
+    line.
+    """
     curves = []
     for (name, value), cost in zip(reached.items(), costs, strict=True):
         low, high = (min(max(end, 0.0), metric.most or math.inf) for end in value.interval)

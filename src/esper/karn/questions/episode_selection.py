@@ -1,4 +1,4 @@
-"""Episodes of a run, and the selection of those to show by default."""
+"""Episodes of a run, and the choice of the episodes that are shown by default."""
 
 from typing import Final, NamedTuple, Self
 
@@ -9,16 +9,18 @@ from esper.leyline.rows import EnvRow, EpochRow
 THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"
 """SQL condition for the rows of one episode; an ``EpisodeKey`` holds its parameters."""
 LAST_ITERATION: Final = "(SELECT max(iteration) FROM update)"
-"""SQL for the last complete iteration of a training; a killed training may have started another."""
+"""SQL for the last complete iteration of a training; a killed training may have started a further iteration.
+"""
 IN_A_COMPLETE_ITERATION: Final = f"(iteration <= {LAST_ITERATION})"
 """SQL condition for episodes of complete iterations.
 
-An incomplete iteration has only the episodes that ended first, which do not represent it.
+An incomplete iteration has only the episodes that ended first, which are not a representative sample.
 """
 LASTED: Final = f"(ended_by = '{HORIZON}')"
 """SQL condition for episodes that reached their horizon.
 
-Means of an iteration are over these episodes; a failed episode was retried at once as another attempt.
+Means of an iteration are over the episodes that reached their horizon. A failed episode is repeated at once
+as another attempt.
 """
 
 
@@ -35,16 +37,16 @@ class EpisodeKey(NamedTuple):
 
 
 class EpisodeSummary(NamedTuple):
-    """Key, iteration and last score of an episode; None is unknown."""
+    """Key, iteration and last score of an episode; a score of None is unknown."""
 
     key: EpisodeKey
     iteration: int | None
-    """Iteration of a training, else None."""
+    """Iteration of the episode in a training; None in other runs."""
     score: float | None
 
 
 def episode_name(run: Run, episode: EpisodeKey) -> str:
-    """Return the name of an episode: in a training, by its iteration."""
+    """Return the display name of an episode, which contains the iteration if the run is a training."""
     if not run.is_training:
         name = f"episode {episode.episode}"
         return name if episode.env == 0 else f"environment {episode.env}, {name}"
@@ -68,14 +70,16 @@ def episodes(run: Run) -> list[EpisodeSummary]:
 
 
 def unfinished_episode(run: Run) -> EpochRow | None:
-    """Return the last epoch of the latest unfinished episode; None if all are finished."""
+    """Return the last epoch of the latest unfinished episode; None if all episodes are finished."""
     unfinished = "(env, episode, attempt) NOT IN (SELECT (env, episode, attempt) FROM episode)"
     rows = run.rows(EpochRow, unfinished)
     return max(rows, key=lambda row: (row.episode, -row.env, row.epoch), default=None)
 
 
 def final_episodes(run: Run) -> str:
-    """Return the SQL condition for the episodes of the result: all, or a training's last iteration."""
+    """Return the SQL condition for episodes that count for a run's result: all, or those of a training's last
+    iteration.
+    """
     return f"{LASTED} AND iteration = {LAST_ITERATION}" if run.is_training else "true"
 
 
@@ -94,7 +98,7 @@ def default_episode(run: Run) -> EpisodeKey | None:
 
 
 def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
-    """Return the best, median and worst finished episode by validation score, fewer if they coincide."""
+    """Return the best, median and worst finished episode by validation score, each episode once."""
     ranked = run.sql("SELECT env, episode, attempt FROM episode ORDER BY val_score, episode, env").fetchall()
     names = {0: "worst", len(ranked) // 2: "median", len(ranked) - 1: "best"} if ranked else {}
     return {name: EpisodeKey(*ranked[place]) for place, name in sorted(names.items(), reverse=True)}

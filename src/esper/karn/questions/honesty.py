@@ -1,7 +1,7 @@
 """Return of every episode against its gain, to detect a reward that favours worse networks.
 
-The gain is the lead over the twin if all twins are known, else the final score. The alert ``pays-for-worse``
-uses the same rank correlation.
+The gain of an episode is its lead over the twin if all twins are known, else its final score. The alert
+``pays-for-worse`` uses the rank correlation of return and gain.
 """
 
 import statistics
@@ -30,30 +30,32 @@ class ReturnGroup(NamedTuple):
     episodes: int
     low: float
     high: float
-    """Range of the returns."""
+    """Range of the returns in a group of episodes."""
     median_return: float
     quarter: float
     median: float
     three_quarters: float
-    """Quartiles of the gains."""
+    """Quartiles of the gains in a group of episodes."""
 
 
 class Honesty(NamedTuple):
-    """Return against gain over the episodes of a training."""
+    """Numbers that relate the returns of a training's episodes to their gains."""
 
     episodes: int
     gain: str
-    """``lead`` over the twin, or final ``score``."""
+    """Kind of gain: ``lead`` over the twin, or final ``score``."""
     rank_correlation: float | None
-    """Spearman's rank correlation; None for fewer than three episodes or equal values."""
+    """Spearman's rank correlation of return and gain; None for fewer than three episodes or equal values."""
     recent: float | None
-    """Rank correlation over the last ``CORRELATED_EPISODES``, as in the alert; None for fewer."""
+    """Rank correlation of the last ``CORRELATED_EPISODES`` episodes, as in the alert; None if there are fewer
+    episodes.
+    """
     groups: tuple[ReturnGroup, ...]
-    """Groups by increasing return; single episodes if there are few."""
+    """Groups of episodes by increasing return; every episode is its own group if there are few episodes."""
 
 
 def honesty(run: Run) -> Honesty | None:
-    """Return the numbers over all rewarded episodes; None if there are none."""
+    """Return returns and gains of all rewarded episodes; None if there are no rewarded episodes."""
     found = run.sql(
         "SELECT total_reward, val_score, twin_val_score FROM episode"
         " WHERE total_reward IS NOT NULL ORDER BY t"

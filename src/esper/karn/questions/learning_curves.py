@@ -18,7 +18,7 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
 
     Args:
         run: Run to read; means of a training are over the episodes that reached their horizon.
-        joined: Merge neighbours of a long axis; otherwise keep every epoch or iteration.
+        joined: Merge neighbouring epochs or iterations of a long axis; otherwise keep each of them.
     """
     metric = metric_of(run.row).column
     table, twin, where, averaged = "epoch", "twin_score", "true", "true"
@@ -38,7 +38,7 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
 
 
 def growth_chart(found: Series) -> Chart:
-    """Return the chart of scores with bands against the twin, and of the parameters below."""
+    """Return the chart of scores with quantile bands and the twin's score, and of the parameters below."""
     size = f"{notation.count(found.last('parameters'))} params"
     params = ChartLine("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
@@ -100,7 +100,9 @@ _COLUMNS: Final = {
     "evaluation return": "avg(evaluation_return)",
     "evaluation score": "avg(evaluation_score)",
 }
-"""SQL by series. Quartiles are over all episodes; evaluations are argmax episodes on selection rng seeds."""
+"""SQL expression of each series of a training. Quartiles of returns are over all episodes; evaluations are
+episodes with argmax actions on selection rng seeds.
+"""
 _signed = partial(notation.gain, decimals=2)
 
 

@@ -1,6 +1,6 @@
 """Progress of a run, and its overview: score, twin, parameters and open alerts.
 
-The list of runs, the head of a page and the terminal show the overview.
+The list of runs, the head of a run's page and the terminal show a run's overview.
 """
 
 from collections import Counter
@@ -20,16 +20,16 @@ PACE_ITERATIONS: Final = 10
 
 
 class RunProgress(NamedTuple):
-    """Progress of a run; None is unknown."""
+    """Progress of a run; a value of None is unknown."""
 
     state: State
     unit: AxisName
     done: int
     total: int | None
     seconds: float | None
-    """Time from the start to the last row."""
+    """Seconds from the start of the run to its last row."""
     seconds_left: float | None
-    """Estimate at the current pace; None unless the run is in progress."""
+    """Estimated seconds to the end of the run at the current pace; None unless the run is in progress."""
     steps_per_second: float | None
     """Host epochs of all environments per second, over the whole run."""
 
@@ -65,7 +65,9 @@ def progress(run: Run) -> RunProgress:
 
 
 def _epochs(run: Run) -> tuple[int, int]:
-    """Return the epochs trained and the epochs done; an early end counts as the whole horizon."""
+    """Return the number of trained epochs, and the same number with episodes that ended early counted as a
+    whole horizon.
+    """
     ((trained, done),) = run.sql(
         """
         WITH ended AS (SELECT env, episode, attempt, max(epoch) AS epochs, bool_or(is_end) AS is_over
@@ -82,13 +84,13 @@ def _epochs(run: Run) -> tuple[int, int]:
 
 
 def done_text(found: RunProgress) -> str:
-    """Format the completed part of the plan."""
+    """Format the completed and the planned number of epochs or iterations."""
     total = "" if found.total is None else f"/{notation.count(found.total)}"
     return f"{found.unit} {notation.count(found.done)}{total}"
 
 
 class Overview(NamedTuple):
-    """Overview of a run; None is unknown."""
+    """Overview of a run; a value of None is unknown."""
 
     row: RunRow
     progress: RunProgress
@@ -97,9 +99,9 @@ class Overview(NamedTuple):
     params: float | None
     scores: Values
     twins: Values
-    """Scores and twins by epoch or iteration."""
+    """Scores of the run and of the twin, by epoch or iteration."""
     alerts: tuple[AlertEntry, ...]
-    """Open alerts."""
+    """Alerts of the run that are open."""
 
     @property
     def lead(self) -> float | None:
@@ -118,7 +120,9 @@ class Overview(NamedTuple):
 
 
 def overview(run: Run) -> Overview:
-    """Return the last epoch or iteration of a run in progress, or the result of a finished run."""
+    """Return the overview of a run: from the last epoch or iteration while in progress, else from its
+    result.
+    """
     found, grown = progress(run), growth(run)
     scores, twins = (grown["score"], grown["twin"]) if grown else ((), ())
     opened = tuple(entry for entry in alerts(run).entries if entry.until is None)

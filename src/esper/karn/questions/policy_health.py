@@ -1,6 +1,7 @@
-"""Health of PPO: metrics of the updates against their healthy bands, and the entropy of each head.
+"""PPO diagnostics: metrics of the updates with their recommended bands, and the entropy of each head.
 
-One strip per metric, with values outside the band marked. One strip per head, darker for higher entropy.
+A metric is drawn as a strip with values outside its band marked. A head is drawn as a strip that is darker
+for higher entropy.
 """
 
 from collections.abc import Iterator
@@ -23,15 +24,17 @@ from esper.leyline.columns import COLUMNS, ColumnSpec
 from esper.leyline.thresholds import KL_HIGH
 
 UNBANDED: Final = ("entropy", "value_loss")
-"""Metrics shown although they have no healthy band."""
+"""PPO metrics that are shown although they have no recommended band."""
 _METRIC_STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 
 
 class Health(NamedTuple):
-    """Metrics over the iterations, with their specifications."""
+    """PPO metrics over the iterations of a training, with their specifications."""
 
     series: Series
-    """The least healthy value of merged iterations; the mean for metrics without a band."""
+    """Value of merged iterations that is farthest out of the metric's band; the mean for metrics without a
+    band.
+    """
     metrics: tuple[ColumnSpec, ...]
 
 
@@ -43,14 +46,16 @@ def health(run: Run) -> Health | None:
 
 
 def beyond(value: float | None, low: float | None, high: float | None) -> str:
-    """Return the violated limit with its sign; empty if the value is within the band or unknown."""
+    """Return the limit that a metric violates, with its sign; empty if the value is within the band or
+    unknown.
+    """
     if value is not None and low is not None and value < low:
         return f"< {low:g}"
     return f"> {high:g}" if value is not None and high is not None and value > high else ""
 
 
 def _with_own_limit(run: Run, column: ColumnSpec) -> ColumnSpec:
-    """Derive the band of the KL divergence from the run's ``target_kl``, as the alert does."""
+    """Derive the band of the KL divergence from the run's ``target_kl``, as the alert rule does."""
     if column.name != "approx_kl":
         return column
     target = run.row.config.get("target_kl")
@@ -68,7 +73,7 @@ def _worst(column: ColumnSpec) -> str:
 
 
 def draw_health(found: Health, compared: Health | None = None) -> Picture:
-    """Draw one strip per metric, on axes that include a second run if given."""
+    """Draw one strip per PPO metric, on axes that include a second run if given."""
     strips = [_strip(metric, found.series, compared) for metric in found.metrics]
     outside = ", ".join(strip.name for strip in strips if strip.is_strong)
     return Picture(
@@ -118,7 +123,7 @@ def _draw_metric(
 
 
 def _range(metric: ColumnSpec, held: Values) -> tuple[float, float]:
-    """Return a range that includes all values and a visible part of the band."""
+    """Return an axis range that includes all values of a metric and a visible part of its band."""
     limits = [limit for limit in (metric.low, metric.high) if limit is not None]
     values = [*(value for value in held if value is not None), *limits] or [0.0]
     room = 0.3 * (max(values) - min(values)) or abs(values[0]) or 1.0
@@ -129,19 +134,21 @@ def _range(metric: ColumnSpec, held: Values) -> tuple[float, float]:
 
 
 LOW_ENTROPY: Final = next(column.low for column in COLUMNS["update"] if column.name == "head_entropy") or 0.0
-"""Entropy below which a head is considered collapsed."""
+"""Normalised entropy below which a policy head is considered collapsed."""
 _HEAD_STRIPS: Final = Strips(left=132, right=100, height=20, gap=8)
 _entropy = partial(notation.points, decimals=2)
 
 
 def heads(run: Run) -> Series | None:
-    """Return the normalised entropy of each head: 1 is uniform over legal choices, None had no choice."""
+    """Return the normalised entropy of each policy head: 1 is uniform over legal choices, None means no
+    choice.
+    """
     columns = {name: f"avg(head_entropy[{index + 1}])" for index, name in enumerate(run.row.heads)}
     return query_series(run, "update", columns, position="iteration")
 
 
 def draw_heads(found: Series, compared: Series | None = None) -> Picture:
-    """Draw one strip per head, on an axis that includes a second run if given."""
+    """Draw one strip per policy head, on an axis that includes a second run if given."""
     dead = [name for name in found.values if _is_low(found.last(name))]
     strips = [
         Strip(name, partial(_draw_head, found, name), _entropy(found.last(name)), _is_low(found.last(name)))

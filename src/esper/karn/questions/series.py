@@ -10,13 +10,15 @@ from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
 Values = Sequence[float | None]
-"""One value per axis bin; None is unknown."""
+"""Series with one value per axis bin; None is unknown."""
 MOST_POINTS: Final = 200
-"""Largest number of points of a line; neighbours of a longer axis are merged into bins."""
+"""Largest number of points of a line; on a longer axis, neighbouring epochs or iterations are merged into
+bins.
+"""
 
 
 class AxisBin(NamedTuple):
-    """One epoch or iteration, or several merged neighbours."""
+    """Axis bin: one epoch or iteration, or several merged neighbours."""
 
     first: int
     last: int
@@ -26,7 +28,7 @@ class AxisBin(NamedTuple):
 
 
 class Axis(NamedTuple):
-    """Axis of a run."""
+    """Horizontal axis of a run's charts: epochs or iterations."""
 
     name: AxisName
     end: int
@@ -34,12 +36,12 @@ class Axis(NamedTuple):
 
     @property
     def bin_size(self) -> int:
-        """Number of neighbours merged into one bin to stay below ``MOST_POINTS``."""
+        """Number of epochs or iterations per bin, so that there are at most ``MOST_POINTS`` bins."""
         return max(math.ceil(self.end / MOST_POINTS), 1)
 
 
 def axis_of(run: Run) -> Axis:
-    """Return the axis: iterations of a training, else epochs."""
+    """Return the axis of a run: iterations for a training, else epochs."""
     if run.is_training:
         return Axis("iteration", run.row.iterations or 0)
     return Axis("epoch", run.row.horizon or 0)
@@ -74,7 +76,7 @@ def query_series(
     parameters: Sequence[object] = (),
     joined: bool = True,
 ) -> Series | None:
-    """Aggregate the rows of a table per bin; None without rows.
+    """Aggregate the rows of a table per axis bin; None if there are no rows.
 
     Args:
         run: Run to read.
@@ -83,7 +85,7 @@ def query_series(
         where: SQL condition for the rows.
         position: SQL for the position on the axis; by default the column named like the axis.
         parameters: Values for the ``?`` of the SQL.
-        joined: Merge neighbours of a long axis.
+        joined: Merge neighbouring epochs or iterations of a long axis.
     """
     axis = axis_of(run)
     at = position or axis.name

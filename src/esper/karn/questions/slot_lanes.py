@@ -33,7 +33,7 @@ _BAR: Final = 25.0
 _NAME_LETTERS: Final = 12
 """Largest number of characters of a slot's name in the picture."""
 _MOST_GUIDES: Final = 16
-"""Limit of guide lines; more would hide the score."""
+"""Largest number of guide lines from fossilizations to the score; more lines would hide the score."""
 
 
 class Span(NamedTuple):
@@ -43,7 +43,7 @@ class Span(NamedTuple):
     start: int
     end: int
     alphas: tuple[float | None, ...]
-    """Blend weight in each epoch; None if it was not recorded."""
+    """Blend weight of the seed in each epoch; None if it was not recorded."""
 
 
 class Lane(NamedTuple):
@@ -51,15 +51,16 @@ class Lane(NamedTuple):
 
     slot: str
     stage: Stage
-    """Current stage."""
+    """Stage of the slot at the end of the last known epoch."""
     alpha: float | None
-    """Blend weight for the next epoch; None if the slot is empty or the weight was not recorded."""
+    """Blend weight of the seed in the next epoch; None if the slot is empty or the weight was not recorded.
+    """
     spans: tuple[Span, ...]
-    """Spans in order; the slot is empty between them."""
+    """Stages of the slot in order of time; between two spans the slot is empty."""
     marks: tuple[TransitionRow, ...]
-    """Transitions to one of the ``MARKED`` stages."""
+    """Transitions of the slot to one of the ``MARKED`` stages."""
     seeds: tuple[SeedHistory, ...]
-    """Seeds in order of germination."""
+    """Seeds of the slot in order of germination."""
 
 
 class Lanes(NamedTuple):
@@ -69,22 +70,22 @@ class Lanes(NamedTuple):
     name: str
     """Name of the episode."""
     horizon: int
-    """End of the axis; the episode may have ended before, or be unfinished."""
+    """Last epoch of the axis; the episode may have ended earlier, or be unfinished."""
     epoch: int
-    """Last known epoch."""
+    """Last known epoch of the episode."""
     scores: Series | None
-    """``score`` and ``twin`` after each epoch; None if no epoch is known."""
+    """Series ``score`` and ``twin`` after each epoch; None if no epoch is known."""
     lanes: tuple[Lane, ...]
     metric: Metric
 
     @property
     def last_scores(self) -> tuple[float | None, float | None]:
-        """Score and twin after the last epoch."""
+        """Score of the episode and of its twin after the last epoch."""
         return (self.scores.last("score"), self.scores.last("twin")) if self.scores else (None, None)
 
 
 def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
-    """Return the lanes of an episode, by default of the default episode; None without rows."""
+    """Return the slot lanes of the given episode or of the default episode; None if it has no rows."""
     episode = default_episode(run) if episode is None else episode
     if episode is None:
         return None
@@ -140,7 +141,9 @@ def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float
 
 
 def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | None:
-    """Return the weight in the next epoch; 0 for a seed outside the network if weights are recorded."""
+    """Return the blend weight in the next epoch; 0 for a seed that is not blended, if weights are
+    recorded.
+    """
     return alphas.get(epoch, 0.0 if alphas and stage not in FORWARD_STAGES else None)
 
 
@@ -148,7 +151,7 @@ def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | Non
 
 
 def draw_lanes(found: Lanes, compared: Lanes | None = None) -> Picture:
-    """Draw the lanes of an episode, on axes that include a second episode if given."""
+    """Draw the slot lanes of an episode, on axes that include a second episode if given."""
     both = [found] if compared is None else [found, compared]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
@@ -201,7 +204,7 @@ def _caption(found: Lanes) -> str:
 
 
 def _draw_key(found: Lanes, baseline: float) -> Markup:
-    """Draw the legend of the stages and marks that occur."""
+    """Draw the legend of the stages and marks that occur in the slot lanes."""
     stages = {span.stage for lane in found.lanes for span in lane.spans} - COOLING_STAGES
     marks = {Stage(mark.to_stage) for lane in found.lanes for mark in lane.marks}
     parts, x = [], 6.0
@@ -223,7 +226,7 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
 
 
 def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator[Markup]:
-    """Draw the scores of the episode, on an axis that includes all series of ``held``."""
+    """Draw the scores of an episode, on an axis that includes all series of ``held``."""
     scores = found.scores
     if scores is None:
         return
@@ -245,7 +248,7 @@ def _panel(scores: Series) -> Panel:
 
 
 def _guides(found: Lanes, scores: Series, x: AxisScale, y: AxisScale) -> Iterator[Markup]:
-    """Draw a line from every fossilization up to the score at that epoch."""
+    """Draw a vertical line from every fossilization mark up to the score at the same epoch."""
     kept = [
         (index, mark.epoch)
         for index, lane in enumerate(found.lanes)
@@ -280,7 +283,7 @@ def _draw_lane(lane: Lane, metric: Metric, x: AxisScale, top: float) -> Markup:
 
 
 def _gaps(lane: Lane, x: AxisScale, middle: float) -> str:
-    """Return the path of the epochs in which the slot is empty."""
+    """Return the SVG path of the epochs in which a slot is empty."""
     ends = [0.0, *(float(span.end) for span in lane.spans)]
     starts = [*(float(span.start) for span in lane.spans), x.high]
     return "".join(
@@ -309,7 +312,7 @@ def _draw_span(span: Span, x: AxisScale, bar: float) -> Markup:
 
 
 def _texture(stage: Stage, start: float, end: float, top: float, height: float) -> Markup:
-    """Draw the stripes that mark training and holding without colour."""
+    """Draw the stripes by which the stages TRAINING and HOLDING can be distinguished without colour."""
     if stage not in (Stage.TRAINING, Stage.HOLDING):
         return Markup("")
     middle = svg.number(top + height / 2)
@@ -318,7 +321,9 @@ def _texture(stage: Stage, start: float, end: float, top: float, height: float) 
 
 
 def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
-    """Draw each blueprint on its solid span; if that is too short, across all its spans, or after them."""
+    """Draw the blueprint's name on a seed's solid span if it fits, else across all spans of the seed, else
+    after them.
+    """
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, next_starts, strict=False):
         start, end, room = x(seed.germinated_at), x(seed.end), svg.width_of(seed.blueprint) + 12
@@ -333,12 +338,12 @@ def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
 
 
 def _is_solid(span: Span) -> bool:
-    """Return whether the span has one solid colour."""
+    """Return whether a span of a slot lane has one solid colour."""
     return span.stage is Stage.FOSSILIZED and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
 
 
 def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
-    """Draw contribution and size of the seed in the slot at the end."""
+    """Draw contribution and size of the seed that is in the slot at the last epoch."""
     held = [seed for seed in lane.seeds if seed.fate in ("fossilized", "alive")]
     if not held:
         yield svg.text(_RIGHT + 8, middle + 5, notation.UNKNOWN, "dim")
@@ -360,7 +365,7 @@ def _mark(move: TransitionRow, slot: str, x: float, y: float) -> Markup:
 
 
 def _shape(stage: Stage, x: float, y: float) -> Markup:
-    """Draw the shape of a stage, about ten units wide."""
+    """Draw the mark of a stage as a shape about ten SVG units wide."""
     if stage is Stage.GERMINATED:
         return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
     if stage is Stage.FOSSILIZED:

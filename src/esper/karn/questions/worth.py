@@ -30,11 +30,11 @@ _CELL_WIDTH: Final = 110.0
 _CELL: Final = 38.0
 _MATRIX_TOP: Final = 24.0
 _PALEST: Final = 0.4
-"""Shade of the darkest cell, light enough for the number on it."""
+"""Shade of the darkest matrix cell, light enough for the number on the cell."""
 
 
 class BlueprintWorth(NamedTuple):
-    """All seeds of one blueprint; None is unknown."""
+    """Statistics over all seeds of one blueprint; None is unknown."""
 
     blueprint: str
     metric: Metric
@@ -42,23 +42,23 @@ class BlueprintWorth(NamedTuple):
     blended: int
     held: int
     fossilized: int
-    """Number of seeds that reached the stage; each count includes the next."""
+    """Number of seeds that reached at least the given stage."""
     pruned: int
     measured: int
-    """Number of seeds with a measured contribution; each counts with its last measurement."""
+    """Number of seeds with a measured contribution; the last measurement of each seed is used."""
     contribution: float | None
-    """Mean contribution by the run's metric."""
+    """Mean contribution of the seeds, in units of the run's metric."""
     contribution_error: float | None
-    """Standard error over seeds; for a single seed, the error of its measurement."""
+    """Standard error of the mean contribution over seeds; for a single seed, the error of its measurement."""
     params: float | None
     """Mean parameters of the seeds whose parameters were recorded."""
     per_thousand: float | None
-    """Contribution per 1,000 parameters, over measured seeds with recorded parameters."""
+    """Mean contribution per 1,000 parameters, over measured seeds with recorded parameters."""
     per_thousand_error: float | None
 
 
 def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
-    """Return one entry per blueprint, the most germinated first; None if no seed germinated."""
+    """Return statistics per blueprint, the blueprint with most seeds first; None if no seed germinated."""
     found = run.sql(
         f"""
         WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
@@ -98,7 +98,7 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
 
 
 def draw_worth(found: Sequence[BlueprintWorth], compared: Sequence[BlueprintWorth] | None = None) -> Picture:
-    """Draw one row per blueprint, on scales that include a second run if given."""
+    """Draw funnel and contribution of each blueprint, on scales that include a second run if given."""
     held = [*found, *(compared or ())]
     bottom = _TOP + _ROW * len(found)
     count = AxisScale(0, max(one.germinated for one in held), *_FUNNEL)
@@ -146,7 +146,9 @@ def _points_axis(points: AxisScale, bottom: float) -> Iterator[Markup]:
 
 
 def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisScale | None) -> Markup:
-    """Draw the funnel of a blueprint: the part left of an edge reached at least that stage."""
+    """Draw the funnel of a blueprint: the bar left of a stage's edge counts the seeds that reached at least
+    the stage.
+    """
     reached = [
         (Stage.FOSSILIZED, 0, one.fossilized),
         (Stage.HOLDING, one.fossilized, one.held),
@@ -184,22 +186,24 @@ def _draw_points(one: BlueprintWorth, y: float, points: AxisScale | None) -> Ite
 
 
 class Interactions(NamedTuple):
-    """One episode at the last epoch whose configurations were scored."""
+    """Slot interactions of one episode, at the last epoch whose on/off configurations were scored."""
 
     name: str
     """Name of the episode."""
     epoch: int
     slots: tuple[str, ...]
-    """Slots that were switched on and off."""
+    """Slots whose seeds were switched on and off."""
     score: float
-    """Score with all slots on."""
+    """Score of the network with the seeds of all slots on."""
     metric: Metric
     matrix: tuple[tuple[float | None, ...], ...]
-    """Contribution of a slot on the diagonal, interaction of two slots elsewhere; None if unknown."""
+    """Matrix with contributions of slots on the diagonal and interactions of two slots elsewhere; None is
+    unknown.
+    """
 
 
 def interactions(run: Run) -> Interactions | None:
-    """Return the interactions of the default episode; None if no configuration was scored."""
+    """Return the slot interactions of the default episode; None if no on/off configuration was scored."""
     episode, metric = default_episode(run), metric_of(run.row)
     if episode is None:
         return None
@@ -216,7 +220,8 @@ def interactions(run: Run) -> Interactions | None:
     switched = [slot for slot in range(len(run.row.slots)) if len({on[slot] for _, on, _ in found}) > 1]
     scores = {tuple(on[slot] for slot in switched): score for _, on, score in found}
     everything = (True,) * len(switched)
-    if not switched or everything not in scores:  # a killed run may have written only some configurations
+    # A killed run may have written only some on/off configurations of an epoch.
+    if not switched or everything not in scores:
         return None
     return Interactions(
         name=episode_name(run, episode),
@@ -232,7 +237,9 @@ def interactions(run: Run) -> Interactions | None:
 
 
 def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | None:
-    """v(all) − v(without one), or v(all) − v(without i) − v(without j) + v(without both)."""
+    """Return v(all) − v(without i) for one slot, v(all) − v(without i) − v(without j) + v(without i and j)
+    for two, with v the score of a configuration.
+    """
     all_slots = range(len(next(iter(scores))))
     removals = [off for count in range(len(slots) + 1) for off in combinations(slots, count)]
     found = [(len(off), scores.get(tuple(slot not in off for slot in all_slots))) for off in removals]
@@ -241,7 +248,9 @@ def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | N
 
 
 def draw_interactions(found: Interactions, compared: Interactions | None = None) -> Picture:
-    """Draw the matrix of the switched slots; ``compared`` is unused, a matrix shares no axes."""
+    """Draw the interaction matrix of the slots; ``compared`` is unused, because a matrix has no common
+    axes.
+    """
     size, metric = len(found.slots), found.metric
     unit = metric.unit or f" {metric.name}"
     width = min(_CELL_WIDTH, (svg.WIDTH - _MATRIX_LEFT) / size)

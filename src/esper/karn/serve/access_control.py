@@ -1,7 +1,7 @@
 """Access control of the server and security headers of its responses.
 
 Every request is checked in this order: Host header (against DNS rebinding), method, and the token if other
-machines can reach the server. The headers forbid the browser to load anything from elsewhere.
+machines can reach the server. The response headers forbid the browser to load anything from other servers.
 """
 
 import functools
@@ -27,7 +27,7 @@ HEADERS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-"""Headers of every response."""
+"""HTTP security headers of every response."""
 METHODS: Final = ("GET", "HEAD")
 TOKEN: Final = "token"
 
@@ -38,16 +38,18 @@ class Access(NamedTuple):
     host: str
     port: int
     token: str | None
-    """None if every process on this machine may connect."""
+    """Token that requests must carry; None if every process on this machine may connect."""
 
     @property
     def cookie(self) -> str:
-        """Name of the cookie; it contains the port because browsers share cookies between ports of a host."""
+        """Name of the token's cookie; the name contains the port, because browsers share cookies between
+        ports of a host.
+        """
         return f"esper-{self.port}"
 
     @property
     def url(self) -> str:
-        """Address to open, with the token if there is one."""
+        """Address to open in a browser, with the token if there is one."""
         address = _address(self.host)
         host = "localhost" if address is not None and address.is_unspecified else self.host
         shown = f"[{host}]" if ":" in host else host
@@ -55,7 +57,7 @@ class Access(NamedTuple):
 
 
 def access(host: str, port: int, *, ask_for_token: bool) -> Access:
-    """Return the access settings; a server that other machines can reach always needs a token."""
+    """Return the access settings of a server; a server that other machines can reach always has a token."""
     needed = ask_for_token or not _is_loopback(host)
     return Access(host, port, secrets.token_urlsafe(24) if needed else None)
 
@@ -93,7 +95,7 @@ class Guard:
     def _is_ours(self, host_header: str) -> bool:
         """Return whether the Host header names this server.
 
-        The port is not checked, because a tunnel may use another one.
+        The port in the Host header is not checked, because a tunnel may use another port.
         """
         try:
             name = urlsplit(f"//{host_header}").hostname or ""
@@ -118,7 +120,7 @@ class Guard:
         return _sentence(403, "this server asks for its token; open the whole address that it printed")
 
     def _is_right(self, given: str) -> bool:
-        """Compare a token in constant time, so that timing reveals nothing about it."""
+        """Compare a token in constant time, so that response times reveal nothing about the token."""
         return hmac.compare_digest(given.encode(), (self._access.token or "").encode())
 
 
@@ -137,7 +139,7 @@ def _is_loopback(name: str) -> bool:
     return name == "localhost" or ((address := _address(name)) is not None and address.is_loopback)
 
 
-@functools.cache  # may query a name server
+@functools.cache  # The result is cached, because getfqdn may query a name server.
 def _names_of_this_machine() -> frozenset[str]:
     name = socket.gethostname().lower()
     return frozenset({name, f"{name}.local", socket.getfqdn().lower()})

@@ -1,6 +1,6 @@
-"""Cache of computed answers about runs, valid until a run has new rows.
+"""Cache of results computed from runs; a result is valid until its run has new rows.
 
-Runs are used by one thread at a time, and only a few stay open.
+Each run is read by one thread at a time, and only a few runs stay open.
 """
 
 import threading
@@ -28,11 +28,13 @@ DAMAGE: Final = (EsperError, duckdb.Error, OSError, LookupError, ValueError, Typ
 
 
 class ReadingError(EsperError):
-    """A run that cannot be read; other runs are not affected."""
+    """Error: a run cannot be read; other runs are not affected."""
 
 
 class AnswerCache:
-    """Answers about the runs of a folder. Thread-safe; one answer is computed at a time."""
+    """Cache of results computed from the runs of a folder. The cache is thread-safe and computes one result
+    at a time.
+    """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -41,16 +43,16 @@ class AnswerCache:
         self._answers: OrderedDict[Hashable, tuple[str, object]] = OrderedDict()
 
     def ask(self, id: str, question: Hashable, answer: Callable[..., T], compared: str | None = None) -> T:
-        """Return ``answer(run)``, from the cache if the run has no new rows.
+        """Return ``answer(run)``; the result comes from the cache if the run has no new rows.
 
         Args:
             id: Id of the run.
-            question: Cache key of the answer.
+            question: Cache key of the result.
             answer: Function of the run, and of the second run if there is one.
-            compared: Id of a second run; it is left out if it cannot be read.
+            compared: Id of a second run, which is left out if it cannot be read.
 
         Raises:
-            ReadingError: The run cannot be read; the error is cached as well.
+            ReadingError: The run cannot be read; the error is cached like a result.
         """
         found = self.folder.run(id)
         other = None if compared is None else self.folder.run(compared)
@@ -69,7 +71,9 @@ class AnswerCache:
         return known  # type: ignore[return-value]  # a question always has the same kind of answer
 
     def is_cached(self, id: str, question: Hashable) -> bool:
-        """Return whether an answer is cached, even one from fewer rows."""
+        """Return whether a result is cached, even if the result was computed from fewer rows than the run has
+        now.
+        """
         return (id, question, None) in self._answers
 
     def _work_out(
@@ -87,7 +91,9 @@ class AnswerCache:
             return ReadingError(f"'{found.name}' cannot be read: {reason}")
 
     def _opened(self, path: Path) -> Run:
-        """Return the open run in a directory; a directory that was removed and recreated is a new run."""
+        """Return the run in a directory and keep it open; a directory that was removed and recreated is a new
+        run.
+        """
         # The lock file keeps its inode and change time as long as the run is written.
         lock = path / TELEMETRY / LOCK_FILE
         status = (lock if lock.exists() else path / TELEMETRY).stat()

@@ -1,4 +1,4 @@
-"""ASGI application: views, static files, and the guard around both."""
+"""ASGI application: views and static files, protected by access control."""
 
 import socket
 from collections.abc import Callable
@@ -46,7 +46,8 @@ def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] 
 def listen(host: str, port: int) -> socket.socket:
     """Open a listening socket; port 0 selects a free port."""
     try:
-        host.encode("idna")  # fails here, since create_server would leave its socket open
+        # An invalid host name must fail here, because create_server would leave its socket open.
+        host.encode("idna")
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -23,11 +23,11 @@ WALK_SHARE: Final = 0.1
 
 
 class FoundRun(NamedTuple):
-    """A run of the folder."""
+    """Run in the served folder, with the version of its files."""
 
     id: str
     name: str
-    """Path relative to the folder."""
+    """Path of the run relative to the served folder."""
     path: Path
     version: str
     """Digest that changes when a file of the run changes, or its writer starts or ends."""
@@ -39,7 +39,7 @@ class RunFolder:
     """Runs of a folder, walked about once a second regardless of the number of requests. Thread-safe."""
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        next(find_runs(root), None)  # Raises if the folder does not exist.
+        next(find_runs(root), None)  # find_runs raises an error if the folder does not exist.
         self.root = root.resolve()
         self._clock = clock
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class RunFolder:
 
 
 class UnknownRunError(EsperError):
-    """An id that does not belong to a run of the folder."""
+    """Error: an id does not belong to a run of the served folder."""
 
 
 def _version_and_link(telemetry: Path) -> tuple[str, str | None]:
@@ -85,7 +85,8 @@ def _version_and_link(telemetry: Path) -> tuple[str, str | None]:
     files = sorted(_files(telemetry), key=lambda file: file.path)
     link = next((file.name for file in files if file.is_symlink()), None)
     written = is_being_written(telemetry)
-    if written:  # The unfinished iteration grows with every epoch and is not read while a writer is alive.
+    # The journal of an unfinished iteration grows with every epoch and is not read while a writer is alive.
+    if written:
         unread = str(telemetry / UNFINISHED)
         files = [file for file in files if not file.path.startswith(unread)]
     return _digest([_stamp(file) for file in files], link or written), link
@@ -100,7 +101,9 @@ def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _stamp(file: os.DirEntry[str]) -> tuple[str, int, int]:
-    """Return path, size and modification time of a file; -1 if it was compacted after it was listed."""
+    """Return path, size and modification time of a file; -1 for a file that was compacted after it was
+    listed.
+    """
     try:
         status = file.stat(follow_symlinks=False)
     except FileNotFoundError:

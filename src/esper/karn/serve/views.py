@@ -1,7 +1,7 @@
 """Views of the server: list of runs, one run, comparison of two runs, their sections, and server-sent events.
 
-A page is loaded without its sections. The browser loads a section when it becomes visible, and again when its
-run has new rows. Endpoints are plain functions that starlette runs on threads.
+The page of a run is loaded without its sections. The browser loads a section when it becomes visible, and
+again when its run has new rows. Endpoints are plain functions that starlette runs on threads.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from esper.karn.serve.folder import FoundRun, RunFolder, UnknownRunError
 from esper.leyline.errors import EsperError, UnknownNameError
 
 SECONDS: Final = 1.0
-"""Seconds between two checks of the folder."""
+"""Seconds between two checks of the served folder for changes."""
 HEARTBEAT_CHECKS: Final = 15
-"""Number of checks without changes after which a comment is sent, so that a dead connection is detected."""
+"""Number of checks without changes after which the server sends a comment, to detect dead connections."""
 RETRY_MS: Final = 2000
 """Milliseconds after which a browser reconnects."""
 SECONDS_FOR_ROWS: Final = 0.5
-"""Seconds after which the list leaves further runs unread; the browser asks again for them."""
+"""Seconds after which the list of runs leaves further runs unread; the browser requests the list again."""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
 NO_STORE: Final = {"Cache-Control": "no-store"}
 PENDING: Final = "panel pending"
@@ -39,7 +39,7 @@ PENDING: Final = "panel pending"
 
 
 class Views:
-    """Pages over one folder of runs."""
+    """Views of the server over one folder of runs."""
 
     def __init__(self, cache: AnswerCache, is_ending: Callable[[], bool]) -> None:
         self._cache = cache
@@ -67,7 +67,7 @@ class Views:
         return self._page("list.html", "esper", rows=self._rows())
 
     def rows(self, request: Request) -> Response:
-        """Return the rows of the list."""
+        """Return the HTML rows of the list of runs."""
         return HTMLResponse(self._rows())
 
     def run(self, request: Request) -> Response:
@@ -125,7 +125,9 @@ class Views:
         return self._answer("comparison", lambda: self._cache.ask(left.id, "comparison", answer, right.id))
 
     def _rows(self) -> str:
-        """Render the rows of the list: running runs first, then by start time, unread runs last."""
+        """Render the rows of the list of runs: runs in progress first, then by start time, unread runs
+        last.
+        """
         end = time.monotonic() + SECONDS_FOR_ROWS
         listed = [self._listed(found, end) for found in self._folder.runs().values()]
         listed.sort(key=lambda one: one.overview.row.started if one.overview else "", reverse=True)
@@ -186,10 +188,10 @@ class Views:
 async def run_events(
     folder: RunFolder, is_ending: Callable[[], bool], seconds: float = SECONDS
 ) -> AsyncIterator[str]:
-    """Yield the events of one connection as text: the version of every run.
+    """Yield the server-sent events of one connection as text; each has the version of every run.
 
     Every event contains all runs, so an interrupted connection loses nothing. An event is sent at the start
-    and whenever a run appears, changes or disappears; otherwise a comment is sent now and then.
+    and whenever a run appears, changes or disappears; otherwise a comment is sent at intervals.
     """
     yield f"retry: {RETRY_MS}\n"
     known, quiet = None, 0

@@ -1,7 +1,7 @@
 """Numbers of a row for export, with their tags and step axis.
 
-All exporters write the same points. A table has one step axis. ``None`` is left out, so that an unknown value
-is a gap and not 0.
+All exporters write the same points. A table has one step axis. A value of ``None`` is left out, so that an
+unknown value is a gap and not 0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,11 +26,11 @@ _ORIGIN: Final = ("name", "started", "schema_version", "data_hash", "git_revisio
 
 
 class ExportError(EsperError):
-    """A run that cannot be exported as requested."""
+    """Error: a run cannot be exported as requested."""
 
 
 class Points(NamedTuple):
-    """Numbers of one row."""
+    """Points for export: the numbers of one row."""
 
     table: str
     axis: str
@@ -38,11 +38,13 @@ class Points(NamedTuple):
     t: float
     """Seconds since the start of the run."""
     values: Mapping[str, float]
-    """Value by tag: table, column, entry of a list or map, then episode."""
+    """Values by tag; a tag names table, column, entry of a list or map, and episode."""
 
 
 def create_export_folder(out: Path, *, alone: bool = True) -> None:
-    """Create the directory of an export; with ``alone`` it must be empty, or points would be duplicated."""
+    """Create the directory of an export; with ``alone`` the directory must be empty, or points would be
+    duplicated.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -63,7 +65,7 @@ def exported_types(run: RunRow) -> tuple[type[Row], ...]:
 
 
 def points_of(row: Row, run: RunRow) -> Points:
-    """Return all numbers of a row; ``run`` names the entries of lists."""
+    """Return all numbers of a row for export; the run row ``run`` names the entries of lists."""
     table, axis = TABLE_OF[type(row)], STEP_COLUMNS[type(row)]
     episode = _episode_of(row)
     values: dict[str, float] = {}

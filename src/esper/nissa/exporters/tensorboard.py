@@ -1,11 +1,12 @@
 """Export to TensorBoard: points as scalars, the configuration as text, in an event file.
 
-An event file holds records with checksums around protocol buffer messages. It is encoded here, because
-scalars and texts need only a dozen fields of one stable message. ``tensorboard`` would add 60 MB with a web
-server and gRPC; ``tensorboardX`` adds 6 MB, but imports torch if installed, and its ``flush`` does not wait
-for its queue. The tests read the files back with TensorBoard's own reader.
+An event file holds records with checksums around protocol buffer messages. Event files are encoded without a
+library, because scalars and texts need only a dozen fields of one stable message. The package ``tensorboard``
+would add 60 MB with a web server and gRPC; ``tensorboardX`` adds 6 MB, but imports torch if installed, and
+its ``flush`` does not wait for its queue. Tests read exported event files with TensorBoard's own reader.
 
-The messages are ``Event``, ``Summary``, ``TensorProto`` and their parts in ``tensorboard/compat/proto``.
+The protocol buffer messages are ``Event``, ``Summary``, ``TensorProto`` and their parts in
+``tensorboard/compat/proto``.
 """
 
 import math
@@ -20,14 +21,14 @@ from esper.nissa.exporters.points import Points, create_export_folder, provenanc
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 """Wire types of protocol buffers."""
 _STRING_TENSOR: Final = 7
-"""DataType.DT_STRING"""
+"""Value of ``DataType.DT_STRING`` in TensorBoard's protocol buffers."""
 
 
 # --- event files ------------------------------------------------------------------------------------
 
 
 class EventFile:
-    """A new event file; its content is on disk after ``flush``."""
+    """New TensorBoard event file; its content is on disk after ``flush``."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._file = path.open("xb")
@@ -50,7 +51,9 @@ class EventFile:
 
 
 def scalar(tag: str, number: float) -> bytes:
-    """Encode a number with a tag. The format has 32 bits; larger numbers become infinite."""
+    """Encode a number with a tag for TensorBoard. The format is float32; larger numbers are stored as
+    infinite.
+    """
     try:
         packed = struct.pack("<f", number)
     except OverflowError:
@@ -92,13 +95,13 @@ def _varint(number: int) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """Return the CRC-32C, rotated and offset as the record format requires."""
+    """Return the CRC-32C checksum, rotated and offset as the record format of TensorBoard requires."""
     crc = crc32c(data)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 def crc32c(data: bytes) -> int:
-    """Return the Castagnoli checksum."""
+    """Return the CRC-32C (Castagnoli) checksum."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
@@ -118,7 +121,9 @@ _CRC_TABLE: Final = tuple(_crc_of_byte(byte) for byte in range(256))
 
 
 class TensorBoardExporter(EventFile):
-    """Event file in a new directory; TensorBoard would merge other files there into the same run."""
+    """TensorBoard event file in a new directory; TensorBoard would merge other files there into the
+    same run.
+    """
 
     def __init__(self, run: RunRow, out: Path) -> None:
         create_export_folder(out)
@@ -149,5 +154,7 @@ def _flat(facts: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def _cell(fact: object) -> str:
-    """Return a table cell; None is a dash, and characters that would end the cell are replaced."""
+    """Return the text of a Markdown table cell; None is a dash, and characters that would end the cell are
+    replaced.
+    """
     return "–" if fact is None else str(fact).replace("|", "\\|").replace("\n", " ")

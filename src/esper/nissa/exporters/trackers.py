@@ -1,7 +1,7 @@
 """Export to Trackio and Weights & Biases by their common interface: init, log, finish.
 
-Both stamp points with the time of the export, so the time ``t`` of each row is logged as a value. The
-packages are imported only when an export is requested.
+Trackio and Weights & Biases stamp points with the time of the export, so the time ``t`` of each row is logged
+as a value. The package of a tracker is imported only when an export to it is requested.
 """
 
 import os
@@ -22,12 +22,12 @@ from esper.nissa.exporters.points import ExportError, Points, create_export_fold
 
 @dataclass(slots=True)
 class TrackerExporter:
-    """Logs points to a run of a tracker."""
+    """Exporter that logs points to a run of a tracker."""
 
     log: Callable[[dict[str, float], int], object]
     close: Callable[[], object]
     view: str
-    """Command that shows the export."""
+    """Shell command that shows the export."""
 
     def take(self, points: Points) -> None:
         position = {f"{points.table}/{points.axis}": points.step, f"{points.table}/t": points.t}
@@ -43,11 +43,12 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
     A project holds many runs, so the folder may exist, but the name of the run must be new.
     """
     if out is not None:
-        os.environ["TRACKIO_DIR"] = str(out)  # read once, at the import of the package
+        os.environ["TRACKIO_DIR"] = str(out)  # Trackio reads the variable once, at the import of the package.
     trackio = _package("trackio")
     if out is not None:
         create_export_folder(out, alone=False)
-    hardware = {"auto_log_gpu": False, "auto_log_cpu": False}  # the run's hardware is not this machine
+    # Hardware statistics of this machine are off, because the run may have used another machine.
+    hardware = {"auto_log_gpu": False, "auto_log_cpu": False}
     try:
         if run.name in _known_names(trackio, project):
             raise ExportError(
@@ -65,7 +66,8 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
 def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
     """Start a run for Weights & Biases in a new directory, offline unless WANDB_MODE is set.
 
-    The step of wandb must not decrease, so it is not used; the axis of every table is a metric.
+    The step of wandb must not decrease, so it is not used; the step axis of every table is logged as a
+    metric.
     """
     wandb = _package("wandb")
     create_export_folder(out)
@@ -76,7 +78,7 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
             config=_configuration(run),
             dir=str(out),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            # No statistics of this machine: the run used another one.
+            # Statistics of this machine are off, because the run may have used another machine.
             settings=wandb.Settings(console="off", x_disable_stats=True),
         )
     except wandb.Error as error:
@@ -100,12 +102,14 @@ def _package(name: str) -> Any:
 def _known_names(trackio: Any, project: str) -> set[str]:
     try:
         return {known.name for known in trackio.Api().runs(project)}
-    except ValueError:  # the project does not exist yet
+    except ValueError:  # Trackio raises this error if the project does not exist yet.
         return set()
 
 
 def _without_warnings(finish: Callable[[], object]) -> Callable[[], None]:
-    """Wrap ``finish`` to raise on warnings since this call; Trackio only warns if it loses points."""
+    """Wrap ``finish`` to raise an error if Trackio has warned since this call; Trackio only warns if it loses
+    points.
+    """
     stack = ExitStack()
     warned = stack.enter_context(warnings.catch_warnings(record=True))
     warnings.simplefilter("always", UserWarning)

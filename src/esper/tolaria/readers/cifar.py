@@ -21,7 +21,8 @@ RECORD: Final = 1 + 3 * 32 * 32
 def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[LabelledImages, LabelledImages]:
     """Return training and test images; every file must have exactly ``records`` records.
 
-    The files have no header, so a file that was cut between two records is only detected by their number.
+    CIFAR-10 files have no header, so a file that was cut between two records is only detected by the number
+    of records.
     """
     return _read_part(folder, TRAIN, records), _read_part(folder, TEST, records)
 
@@ -32,7 +33,7 @@ def _read_part(folder: Path, names: tuple[str, ...], records: int) -> LabelledIm
 
 
 def _read_batch(path: Path, records: int) -> Tensor:
-    """Return uint8 ``[records, 3073]``, the label first."""
+    """Return the records of a CIFAR-10 file as uint8 ``[records, 3073]``, the label first."""
     size = records * RECORD
     content = read_bytes(path, WANTED, limit=size + 1)
     if len(content) != size:

@@ -30,8 +30,9 @@ def find_data(name: str, hint: str) -> Path:
 
 
 def _places(name: str) -> list[Path]:
-    """Return the candidates in order; by the XDG standard an empty variable is unset and relative entries are
-    ignored."""
+    """Return the candidate data folders in order; by the XDG standard an empty variable is unset and relative
+    entries are ignored.
+    """
     own = os.environ.get("ESPER_DATA")
     shared = os.environ.get("XDG_DATA_DIRS") or DEFAULT_DATA_DIRS
     entries = [Path(entry) for entry in shared.split(":")]

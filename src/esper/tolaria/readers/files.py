@@ -13,7 +13,7 @@ from esper.leyline.errors import DataError
 
 AGAIN: Final = "copy or download it again"
 GZIP: Final = b"\x1f\x8b"
-GREATEST_RATIO: Final = 1032  # largest ratio of deflate: 258 bytes in two bits
+GREATEST_RATIO: Final = 1032  # Largest compression ratio of deflate: 258 bytes in two bits.
 
 FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
     FileNotFoundError: ("does not exist", "put it there or name another path"),
@@ -27,7 +27,8 @@ FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
 def refusals(path: Path, wanted: str) -> Iterator[None]:
     """Convert errors of the operating system into a DataError: ``wanted`` is expected at ``path``.
 
-    Only for calls to the operating system: a ``ValueError`` is reported as an invalid path.
+    Only calls to the operating system may run inside the context: a ``ValueError`` is reported as an invalid
+    path.
     """
     try:
         yield
@@ -70,7 +71,7 @@ def file_size(path: Path, wanted: str) -> int:
 
 
 def list_folder(folder: Path, wanted: str) -> list[Path]:
-    """Return the entries of a folder sorted by name, without hidden ones such as ``.DS_Store``."""
+    """Return the entries of a folder sorted by name, without hidden files such as ``.DS_Store``."""
     with refusals(folder, wanted):
         names = os.listdir(folder)
     return [folder / name for name in sorted(names) if not name.startswith(".")]

@@ -16,16 +16,16 @@ from esper.tolaria.readers.files import AGAIN, read_bytes
 
 WANTED: Final = "an image file"
 FORMATS: Final = ("PNG", "JPEG", "BMP", "WEBP")
-MAX_PIXELS: Final = 1 << 26  # 8192 × 8192; Pillow's own limit can be switched off
+MAX_PIXELS: Final = 1 << 26  # At most 8192 × 8192 pixels; Pillow's own limit can be switched off.
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Modes with at most 8 bits per channel; Pillow would silently clip deeper pixels to 255."""
+"""Pillow image modes with at most 8 bits per channel; Pillow would silently clip deeper pixels to 255."""
 
 
 class Pixels(NamedTuple):
     """Decoded image."""
 
     planes: bytes
-    """Bytes of the pixels, channel by channel and row by row."""
+    """Bytes of the image's pixels, channel by channel and row by row."""
     height: int
     width: int
 
@@ -43,7 +43,7 @@ def read_image(path: Path) -> Pixels:
             warnings.simplefilter("error", RuntimeWarning)
             warnings.simplefilter("error", UserWarning)
             with Image.open(BytesIO(content), formats=FORMATS) as image:
-                image.verify()  # checks the checksums of a PNG
+                image.verify()  # verify() checks the checksums of a PNG.
             with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check(image, path)
                 bands = _opaque(image, path).convert("RGB").split()
@@ -56,7 +56,8 @@ def read_image(path: Path) -> Pixels:
             f" convert it, {AGAIN}, or take it away"
         ) from error
     except Exception as error:
-        # The file is in memory, so every exception is about its content; Pillow's decoders raise many types.
+        # The image file is in memory, so every exception is about its content; Pillow's decoders raise many
+        # types.
         raise DataError(
             f"'{path}' cannot be decoded ({str(error) or type(error).__name__}); a whole image is expected"
             f" there: {AGAIN}, or save it anew with an image program"
@@ -64,7 +65,7 @@ def read_image(path: Path) -> Pixels:
 
 
 def _check(image: Image.Image, path: Path) -> None:
-    """Check size, mode and number of frames in the header, before memory is allocated for pixels."""
+    """Check size, mode and number of frames in an image's header, before memory is allocated for pixels."""
     if image.width * image.height > MAX_PIXELS:
         raise DataError(
             f"'{path}' states {image.height} × {image.width} pixels; at most {MAX_PIXELS} are allowed:"

@@ -1,4 +1,4 @@
-"""Labelled images, as readers return them, and the check of labels."""
+"""Labelled images that data set readers return, and the check of labels."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -12,9 +12,9 @@ class LabelledImages(NamedTuple):
     """Images and labels of the training or test part of a data set."""
 
     images: Tensor
-    """uint8 ``[N, C, H, W]``."""
+    """Images as uint8 ``[N, C, H, W]``."""
     labels: Tensor
-    """int64 ``[N]``."""
+    """Labels as int64 ``[N]``."""
 
 
 def check_labels(labels: Tensor, classes: int, path: Path) -> None:

@@ -11,11 +11,11 @@ TASKS: dict[str, TaskSpec] = {
     for task in vars(module).values()
     if isinstance(task, TaskSpec)
 }
-"""All presets of these modules, in the order of their definition."""
+"""All task presets, in the order of their definition."""
 
 
 def task_named(name: str) -> TaskSpec:
-    """Return a preset, or the task that ``package.module:function`` returns."""
+    """Return a task preset by name, or the task that ``package.module:function`` returns."""
     if name in TASKS:
         return TASKS[name]
     if ":" in name:

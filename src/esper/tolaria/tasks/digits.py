@@ -78,5 +78,6 @@ DIGITS_MIXTURE = replace(
     ),
 )
 """Task whose best action depends on the instance: a host with 3×3 kernels gains most without seeds, a host
-with 1×1 kernels, which cannot see shapes, gains most from an early seed. Only slot and time are to be chosen:
-there is one blueprint, and no seed reaches the minimum age for pruning."""
+with 1×1 kernels, which cannot see shapes, gains most from an early seed. A controller chooses only slot and
+time: there is one blueprint, and no seed reaches the minimum age for pruning.
+"""

@@ -47,7 +47,7 @@ def cifar() -> Parts:
     return _read_folders(folder, classes=CIFAR_CLASSES) if "train" in names else _read_batches(folder)
 
 
-# Cached for the whole process by folder: all episodes draw from the same tensors.
+# Data sets are cached by folder for the whole process, so that all episodes draw from the same tensors.
 _read_idx = cache(read_labelled_idx)
 _read_batches = cache(read_cifar_binary)
 _read_folders = cache(read_split_folders)

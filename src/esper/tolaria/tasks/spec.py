@@ -22,12 +22,14 @@ HostKind = Literal["cnn", "gpt", "residual"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
 LEAN = 1
-"""Hidden units per unit of width in transformer blocks: few, so that seeds can improve the host."""
+"""Hidden units per unit of width in transformer blocks; the number is small, so that seeds can improve the
+host.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceDistribution:
-    """Distribution of instances: each field lists values, of which an episode draws one uniformly."""
+    """Distribution of task instances: each field lists values, of which an episode draws one uniformly."""
 
     widths: tuple[tuple[int, ...], ...]
     """Width of every block; all blocks of a transformer have the width of the first."""
@@ -36,22 +38,24 @@ class InstanceDistribution:
     rents: tuple[float | None, ...] = (None,)
     """Reward penalty per thousand grown parameters; None uses the setting of the policy training."""
     data_shares: tuple[float, ...] = (1.0,)
-    """Shares of the training data."""
+    """Shares of the training data that an instance can use."""
     vary_slots: bool = False
-    """Enable a random non-empty subset of the slots instead of all."""
+    """Whether an instance enables a random non-empty subset of the slots instead of all slots."""
     trunks: tuple[int | None, ...] = (None,)
-    """Numbers of blocks before the slots, which are then all in series; None is a slot after each block."""
+    """Numbers of blocks before the slots, which are then all in series; None places a slot after each
+    block.
+    """
     budget_shares: tuple[float, ...] = (1.0,)
-    """Shares of the task's budget."""
+    """Shares of the task's compute budget that an instance can have."""
 
     def draw(self, generator: torch.Generator) -> Instance:
-        """Draw one instance."""
+        """Draw one instance of the task."""
 
         def pick(values: Sequence[T]) -> T:
             return values[int(torch.randint(len(values), (), generator=generator))]
 
         widths, kernel, learning_rate = pick(self.widths), pick(self.kernels), pick(self.learning_rates)
-        # A subset is the bits of a number from 1 on: not empty, and all subsets are equally likely.
+        # The bits of a random number ≥ 1 select the enabled slots: all non-empty subsets are equally likely.
         subset = pick(range(1, 2 ** len(widths))) if self.vary_slots else -1
         enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
         rent, data_share, trunk = pick(self.rents), pick(self.data_shares), pick(self.trunks)
@@ -67,7 +71,7 @@ class Instance:
     kernel: int
     learning_rate: float
     enabled: tuple[bool, ...]
-    """Slots that may be used."""
+    """Whether each slot may be used."""
     rent: float | None = None
     data_share: float = 1.0
     trunk: int | None = None
@@ -83,39 +87,42 @@ class TaskSpec:
     input_shape: tuple[int, ...]
     """Channels, height and width of an image, or the number of tokens."""
     classes: int
-    """Number of classes; for text the size of the vocabulary."""
+    """Number of classes of the task; for text, the size of the vocabulary."""
     load: Callable[[torch.Generator], Splits]
-    """Draws the splits of an episode."""
+    """Function that draws the data splits of an episode."""
     digest: Callable[[], str]
-    """Returns a digest of the whole data set."""
+    """Function that returns a digest of the whole data set."""
     instances: InstanceDistribution
     objective: Objective = CLASSIFICATION
     host: HostKind = "cnn"
     augment: bool = False
-    """Shift and mirror the images of every minibatch."""
+    """Whether the images of every minibatch are randomly shifted and mirrored."""
     horizon: int = 20
     batch_size: int = 64
     batches_per_epoch: int = 16
     budget: int | None = None
-    """FLOPs of an episode; None is unlimited. Each step spends 1 / ``horizon`` of the budget, and
-    ``batches_per_epoch`` is not used."""
+    """Compute budget of an episode in FLOPs; None is unlimited. With a compute budget, each step spends 1 /
+    ``horizon`` of it, and ``batches_per_epoch`` is not used.
+    """
     schedule: ScheduleKind = "cosine"
     warmup: int = 0
-    """Warmup minibatches of a ``wsd`` schedule."""
+    """Number of warmup minibatches of a ``wsd`` schedule."""
     optimiser: OptimiserKind = "sgd"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
-    """Used by AdamW only, as ``betas``."""
+    """Argument ``betas`` of AdamW; not used by SGD."""
     feed_forward: int = LEAN
     clip: float = 5.0
     budget_factor: int = 20
-    """Parameter budget as a multiple of the host's parameters; only scales an observation."""
+    """Parameter budget as a multiple of the host's parameters; it scales an observation and limits
+    nothing.
+    """
     rules: LifecycleRules = field(
         default_factory=lambda: LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
     )
 
     build: Callable[[], nn.Module] | None = None
-    """Builds the module of a user's task; a built-in host unless given."""
+    """Function that builds the module of a user's task; a built-in host is used unless given."""
     sites: tuple[Site, ...] = ()
     """Positions of the slots in a user's module."""
 
@@ -139,7 +146,9 @@ class TaskSpec:
         return SlotConfig.of_count(self.num_slots)
 
     def with_slots(self, count: int) -> TaskSpec:
-        """Return the task with hosts of ``count`` blocks: the first blocks, or the last width repeated."""
+        """Return the task with hosts of ``count`` blocks; additional blocks have the width of the last
+        block.
+        """
         if count < 1:
             raise HostError(f"a host needs at least one slot; {count} were asked for")
         if self.sites:
@@ -151,7 +160,9 @@ class TaskSpec:
         return replace(self, instances=replace(self.instances, widths=widths))
 
     def until(self, share: float) -> TaskSpec:
-        """Return the task with ``share`` of the budget and of the horizon, with the same budget per step."""
+        """Return the task with ``share`` of the budget and of the horizon, so that the budget per step is the
+        same.
+        """
         steps = share * self.horizon
         if self.budget is None or steps != round(steps) or not 0 < share <= 1:
             raise HostError(
@@ -211,7 +222,7 @@ class TaskSpec:
 def scaling_study(task: TaskSpec, *, budget: int) -> TaskSpec:
     """Return the task with a budget in FLOPs and the training settings of scaling studies.
 
-    Uses a warmup-stable-decay schedule; seeds skip incubation.
+    The returned task uses a warmup-stable-decay schedule, and seeds skip incubation.
     """
     return replace(
         task,

@@ -23,10 +23,10 @@ VOCABULARY: Final = 256
 CONTEXT: Final = 32
 TEXT_FILE: Final = "text.txt"
 BLOCK: Final = 16
-"""Number of consecutive windows that are in the same split, because neighbouring text repeats words."""
+"""Number of consecutive text windows that are in the same split, because neighbouring text repeats words."""
 VALIDATION: Final = 256
 TEST: Final = 512
-"""Number of test windows."""
+"""Number of text windows in the test split."""
 MODULES: Final = """
 argparse ast calendar configparser csv difflib fractions gettext gzip heapq
 inspect optparse pdb pickle shutil statistics tarfile textwrap threading zipfile
@@ -36,7 +36,9 @@ inspect optparse pdb pickle shutil statistics tarfile textwrap threading zipfile
 def split_text(
     content: bytes, context: int, generator: torch.Generator, validation: int = VALIDATION
 ) -> Splits:
-    """Return random splits of windows of ``context`` bytes; the windows of a block are in the same split."""
+    """Return random splits of text windows of ``context`` bytes; consecutive windows of a block are in the
+    same split.
+    """
     held_out = (validation // BLOCK, TEST // BLOCK)
     needed = (sum(held_out) + 1) * BLOCK * context + 1
     if len(content) < needed:
@@ -57,7 +59,7 @@ def split_text(
 
 @lru_cache(maxsize=4)
 def _windows(content: bytes, context: int) -> tuple[Tensor, Tensor]:
-    """Cache the windows for all episodes and environments."""
+    """Return the text windows, cached for all episodes and environments."""
     return windows(torch.frombuffer(bytearray(content), dtype=torch.uint8).long(), context)
 
 
@@ -78,7 +80,7 @@ def _source_of(name: str) -> Path:
 
 
 def _ascii_source() -> bytes:
-    """Return the library source with every non-ASCII character replaced by a question mark."""
+    """Return the source of Python's library with every non-ASCII character replaced by a question mark."""
     return _library_source().decode("utf-8", "replace").encode("ascii", "replace")
 
 

@@ -144,7 +144,7 @@ def imported_task(path: str) -> TaskSpec:
 
 
 def checked_task(found: Any, name: str) -> TaskSpec:
-    """Return ``found`` if it is a task."""
+    """Return ``found`` if it is a task, else raise an error."""
     if not isinstance(found, TaskSpec):
         raise EsperError(
             f"task '{name}' returned {type(found).__name__}; return esper.tolaria.tasks.module_task(…)"
