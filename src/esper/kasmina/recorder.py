@@ -47,7 +47,9 @@ def _columns(row: type[Row], place: RowKey, source: Mapping[str, Any]) -> dict[s
 def counterfactual_rows(
     place: RowKey, result: Contributions, in_forward: BoolArray
 ) -> Iterator[CounterfactualRow]:
-    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` marks active seeds."""
+    """Yield one row per on/off configuration, if any seed was switched; ``in_forward [slot]`` marks active
+    seeds.
+    """
     if not result.slots:
         return
     for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
@@ -59,7 +61,7 @@ def counterfactual_rows(
 
 
 class Recorder:
-    """Counts the decisions about one network and sends rows about it to a sink.
+    """Recorder that counts the decisions about one network and sends telemetry rows to a sink.
 
     Args:
         table: Slot table of the network, one row.
@@ -75,18 +77,18 @@ class Recorder:
         self._decision: DecisionRow | None = None
 
     def emit(self, rows: Iterable[Row]) -> None:
-        """Send rows to the sink, if there is one."""
+        """Send telemetry rows to the sink, if there is one."""
         if self.sink is not None:
             for row in rows:
                 self.sink.emit(row)
 
     def decided(self, action: IntArray, alpha: FloatArray, legal: BoolArray, outcome: Outcome) -> None:
-        """Count a decision.
+        """Count a decision and store it for its row.
 
         Args:
             action: Canonical action ``[8]``.
-            alpha: Alpha ``[1]`` of its slot before the action.
-            legal: Actions ``[op, slot]`` that were possible.
+            alpha: Alpha ``[1]`` of the action's slot before the action.
+            legal: Mask ``[op, slot]`` of the legal actions.
             outcome: Result of the action.
         """
         self.op_counts[int(action[Head.OP])] += 1
@@ -170,7 +172,7 @@ class Recorder:
             self.emit([SeedRow(**_columns(SeedRow, key, values))])
 
     def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:
-        """Emit the row of the episode; ``reward`` is its undiscounted return."""
+        """Emit the row of the episode; ``reward`` is the undiscounted return of the episode."""
         row = EpisodeRow(
             **_columns(EpisodeRow, self._key(), dict(known_columns) | self.state()),
             total_reward=None if reward is None else known(reward.total),
