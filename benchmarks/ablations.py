@@ -1,4 +1,4 @@
-"""Ablation of the optimisations of an environment-step: CPU time of the step without each of them.
+"""Ablation of the optimisations of an environment step: CPU time of the step without each optimisation.
 
     python -m benchmarks.ablations [SEEDS]
 

@@ -14,13 +14,16 @@ from esper.tolaria.tasks.text import PYCODE
 from tests.tolaria.building import every_choice, grown_model
 
 SLOTS = (0, 1, 2)
-SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})  # runs as ATTENTION on CPUs
+# FLEX_ATTENTION runs as ATTENTION on CPUs.
+SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})
 LIMIT = 3.0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def bench_all_configurations_of_three_seeds(seed: BlueprintAction) -> None:
-    """Measure the ratio for one blueprint; light seeds come out worst: the output layer runs eight times."""
+    """Measure the cost of all on/off configurations for one blueprint; the ratio is worst for small seeds,
+    because the output layer runs eight times.
+    """
     stream = torch.Generator().manual_seed(0)
     host = PYCODE.build_host(PYCODE.instances.draw(stream))
     model, _ = grown_model(dict.fromkeys(SLOTS, seed), host=host)

@@ -12,9 +12,9 @@ from esper import diagnose
 from tests.growth.models import BasicBlock
 
 TRAINING_STEPS = 30 * 50_000 // 128
-"""Steps of 30 epochs over 50,000 images in batches of 128."""
+"""Number of training steps in 30 epochs over 50,000 images in batches of 128."""
 LIMIT = 0.1
-"""Largest share of ``TRAINING_STEPS``."""
+"""Largest cost of ``esper.diagnose``, as a share of ``TRAINING_STEPS``."""
 BATCH = 128
 
 

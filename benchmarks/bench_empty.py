@@ -1,4 +1,6 @@
-"""Cost of slots in a training step without blended seeds: empty slots, and one incubating seed. No limit."""
+"""Cost of slots in a training step without blended seeds: empty slots, and one incubating seed. This
+benchmark has no limit.
+"""
 
 import copy
 

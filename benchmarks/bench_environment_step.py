@@ -1,4 +1,6 @@
-"""Cost of an environment: its step relative to plain PyTorch, its scaling with their number, its memory."""
+"""Cost of environments: step time relative to plain PyTorch, scaling with the number of environments,
+memory.
+"""
 
 import gc
 from collections.abc import Callable, Mapping
@@ -25,13 +27,14 @@ from tests.tolaria.building import WAIT, plant
 WIDTHS, SHAPE, CLASSES = (8, 16, 32), (3, 32, 32), 10
 BATCH, MINIBATCHES = 64, 4
 ENVS, ITERATIONS, STEPS = 4, 5, 3
-"""STEPS steps are measured together because one of them takes a snapshot."""
+"""The benchmark measures ``STEPS`` steps together, because one of them takes a snapshot."""
 FEW, MANY = 4, 64
 HORIZON = 400
 LIMITS = {0: 1.3, 2: 2.2}
-"""Least speed relative to the reference (``reference/environment.py``), by the number of blended seeds.
+"""Least speed of a step relative to the reference (``reference/environment.py``), by the number of blended
+seeds.
 
-The value for two seeds was set with convolutions in C on AVX-512 and has to be set again without them.
+The limit for two seeds was set with convolutions in C on AVX-512 and has to be set again without the C code.
 """
 
 
@@ -169,7 +172,7 @@ def bench_an_environment_holds_little_more_than_its_network() -> None:
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for tensor in gc.get_objects()
-            if issubclass(type(tensor), torch.Tensor)  # isinstance would trigger warnings of proxies
+            if issubclass(type(tensor), torch.Tensor)  # isinstance would trigger warnings of proxy objects.
         }
         return sum(storages.values()), recorded
 

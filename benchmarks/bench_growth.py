@@ -1,4 +1,6 @@
-"""Training step in a user's loop: live seeds relative to the finished network, empty slots to no slots."""
+"""Time of a training step in a user's loop: with live seeds relative to the finished network, and with empty
+slots relative to no slots.
+"""
 
 import copy
 from collections.abc import Callable
@@ -14,9 +16,9 @@ from tests.growth.models import BasicBlock
 LIVE_LIMIT = 1.15
 EMPTY_LIMIT = 1.01
 LEAST_STEP_MS = 10.0
-"""Least duration of a step for which the limits hold."""
+"""Least duration of a training step for which the limits of the benchmark hold."""
 ITERATIONS = 30
-"""Many iterations, because a limit of 1 % needs a precise minimum."""
+"""Number of iterations; it is large, because a limit of 1 % needs a precise minimum."""
 
 
 class WideResNet(nn.Module):

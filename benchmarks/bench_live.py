@@ -18,7 +18,7 @@ from tests.karn import fake_run, fake_training
 EPISODES = 40
 SECONDS_PER_EPOCH = 0.015
 MOST_SHARE = 2 * SHARE_OF_TIME
-"""A refresh is compensated by the pause after it; the last refresh has no pause."""
+"""The time of a refresh is compensated by the pause after the refresh; the last refresh has no pause."""
 SECONDS_BETWEEN_SCREENS = 5.0
 
 

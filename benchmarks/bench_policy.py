@@ -17,7 +17,7 @@ from tests.tamiyo.policy.observations import FLAGS, MEASUREMENTS
 
 SPACE = space_of(SMALL.num_slots)
 OBSERVATION_LIMIT = {4: 0.1, 16: 0.15}
-"""Largest milliseconds per observation, by the number of environments."""
+"""Largest allowed milliseconds per observation, by the number of environments."""
 MASKS_LIMIT = 0.15
 WRITE_LIMIT = 0.3
 REPEATS = 200

@@ -13,7 +13,9 @@ from esper.karn.run import read_rows
 from esper.leyline.rows import UpdateRow
 
 ENVS, STEPS, ITERATIONS = 16, 15, 3
-"""Episodes of five steps are too short: one process waits for the other, and the speed-up is 1.75."""
+"""Episodes have 15 steps, because with five steps one process waits for the other and the speed-up is only
+1.75.
+"""
 RUN = f"train --task digits --envs {ENVS} --steps {STEPS} --iterations {ITERATIONS} --hidden-dim 64"
 EVALUATION = f"--evaluate-every {ITERATIONS} --evaluate-episodes 1 --checkpoint-every {ITERATIONS}"
 REPEATS = 2
@@ -36,7 +38,7 @@ def bench_two_processes_do_at_least_1_8_times_the_work_of_one(tmp_path: Path) ->
     """Compare environment-steps per wall-clock second; needs a machine with two idle cores.
 
     A run before the measurement fills the cache of twins, and the run itself times its iterations, so that
-    start-up does not count. Each iteration counts at its fastest repetition.
+    start-up does not count. The time of an iteration is that of its fastest repetition.
     """
     cache = tmp_path / "cache"
     _seconds(2, tmp_path / "first", cache)

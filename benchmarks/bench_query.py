@@ -17,7 +17,7 @@ from tests.rows import change
 ROWS = 1_000_000
 ROWS_PER_FLUSH = 1_000
 SECONDS = 1.0
-"""Largest CPU seconds of the command on one thread, imports included."""
+"""Largest allowed CPU seconds of ``esper sql`` on one thread, imports included."""
 ITERATIONS = 5
 
 
@@ -37,7 +37,9 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _seconds(run: Path, query: str) -> tuple[float, float]:
-    """Return CPU and wall seconds of the whole command, each the minimum over the iterations."""
+    """Return CPU and wall seconds of the whole command ``esper sql``, each the minimum over the
+    iterations.
+    """
     costs = []
     for _ in range(ITERATIONS):
         began, before = time.perf_counter(), os.times()

@@ -17,7 +17,7 @@ from tests.karn import fake_run
 
 ITERATIONS, ENVS = 200, 32
 CONFIGURATIONS = 14
-"""Counterfactual rows per epoch."""
+"""Number of counterfactual rows per epoch."""
 SECONDS = 20.0
 MEGABYTES = 500.0
 KILOBYTES = 500.0
@@ -32,9 +32,10 @@ peak = next(line.split()[1] for line in Path("/proc/self/status").open() if line
 print(json.dumps({"seconds": time.perf_counter() - began, "cpu": time.process_time(),
                   "megabytes": int(peak) / 1024}))
 """
-"""Prints the peak of resident memory as VmHWM, which starts at zero in a new program.
+"""Program that prints its peak resident memory as VmHWM, which starts at zero in a new program.
 
-``ru_maxrss`` survives ``exec`` and would be at least the peak of the benchmark process.
+The value ``ru_maxrss`` is not used: it survives ``exec`` and would be at least the peak of the benchmark
+process.
 """
 
 

@@ -1,4 +1,4 @@
-"""Training step of a grown network, relative to the same network written by hand."""
+"""Time of a training step of a grown network, relative to the same network written by hand."""
 
 import copy
 
@@ -20,7 +20,9 @@ LIMIT = 1.25
 
 
 class HandWritten(nn.Module):
-    """The grown network without slots: three blocks, seeds behind the first two, a head."""
+    """Grown network written by hand without slots: three blocks, seeds behind the first two blocks, and a
+    head.
+    """
 
     def __init__(self, model: MorphogeneticModel) -> None:
         super().__init__()

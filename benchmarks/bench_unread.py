@@ -1,4 +1,6 @@
-"""Cost of an epoch whose losses are read once at its end, relative to after every minibatch (ADR 0026)."""
+"""Cost of an epoch whose losses are read from the device once at its end, relative to reads after every
+minibatch (ADR 0026).
+"""
 
 import pytest
 

@@ -22,7 +22,8 @@ def epoch_flops(policy: FactoredRecurrentActorCritic) -> int:
     """Return the FLOPs of the matrix products in one update epoch, forward and backward.
 
     An element of a weight matrix, also of the LSTM, costs one multiply-add per row forward and two backward.
-    ``torch.utils.flop_counter`` counts the same for linear layers; it does not see the fused LSTM of the CPU.
+    The counter ``torch.utils.flop_counter`` gives the same FLOPs for linear layers, but does not count the
+    fused LSTM of the CPU.
     """
     matrices = [
         parameter
@@ -53,13 +54,14 @@ def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> Tamiy
 
 
 def bench_an_update_epoch_reaches_two_fifths_of_the_rate_of_a_matrix_product() -> None:
-    """Measure an update of one epoch, including advantages, diagnostics and the optimiser step."""
+    """Measure a PPO update of one epoch, including advantages, diagnostics and the optimiser step."""
     policy = new_policy(SHAPE, 0)
     whole = torch.zeros(NUM_ENVS, NUM_STEPS, dtype=torch.bool)
     whole[:, 0] = True
     broken = whole.clone()
     broken[range(NUM_ENVS), 8 + 8 * torch.arange(NUM_ENVS)] = True
-    # This learning rate leaves the network unchanged, so no update stops early by its KL divergence.
+    # The learning rate is so small that it leaves the network unchanged, so no update stops early by its KL
+    # divergence.
     agent = PPOAgent(policy, PPOConfig(update_epochs=1, learning_rate=1e-30))
     rollouts = {"whole episodes": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
 

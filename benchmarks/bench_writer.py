@@ -16,7 +16,7 @@ SHARE_OF_A_STEP = 0.01
 EPISODES = 40
 ITERATIONS = 5
 DECISIONS = 100_000
-"""Enough lines for five conversions to Parquet."""
+"""Number of rows, enough for five conversions to Parquet."""
 DECISIONS_PER_FLUSH = 800
 
 

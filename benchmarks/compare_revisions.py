@@ -2,8 +2,9 @@
 
     python -m benchmarks.compare_revisions PATH_TO_OTHER_CHECKOUT [REPEATS]
 
-Two worker processes, one per checkout, take turns on the same work with one torch thread; each case counts at
-its fastest repeat. The C kernels of older revisions are switched off (CC=none)."""
+Two worker processes, one per checkout, take turns on the same work with one torch thread; the time of a case
+is that of its fastest repeat. The C kernels of older revisions are switched off (CC=none).
+"""
 
 import os
 import subprocess
@@ -22,7 +23,9 @@ CASES = ("environment, no seeds", "environment, two seeds", "growth, empty slots
 
 
 def environment(seeds: int) -> Callable[[], None]:
-    """Return three steps of four CIFAR-sized environments with so many blended seeds."""
+    """Return a function that runs three steps of four CIFAR-sized environments with the given number of
+    blended seeds.
+    """
     from dataclasses import replace  # noqa: PLC0415
 
     from esper.leyline import LifecycleRules  # noqa: PLC0415
@@ -70,7 +73,9 @@ class WideBlock(nn.Module):
 
 
 def growing(seeds: int) -> Callable[[], None]:
-    """Return 20 training steps of a user's residual network with two slots and so many seeds."""
+    """Return a function that runs 20 training steps of a user's residual network with two slots and the given
+    number of seeds.
+    """
     import esper  # noqa: PLC0415
 
     torch.manual_seed(0)
@@ -98,7 +103,7 @@ def growing(seeds: int) -> Callable[[], None]:
 
 
 def serve() -> None:
-    """Run the cases named on standard input and print the CPU seconds of each."""
+    """Run the benchmark cases named on standard input and print the CPU seconds of each case."""
     torch.set_num_threads(1)
     works = {
         name: make(seeds)
@@ -116,7 +121,7 @@ def serve() -> None:
 
 
 def main(other: str, repeats: int) -> None:
-    """Print the ratio of this checkout's time to the other's, by case."""
+    """Print the ratio of this checkout's CPU time to that of the other checkout, by benchmark case."""
     workers = []
     for checkout in (ROOT, Path(other).resolve()):
         environ = {**os.environ, "PYTHONPATH": f"{checkout / 'src'}{os.pathsep}{ROOT}", "CC": "none"}

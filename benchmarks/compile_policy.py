@@ -1,4 +1,4 @@
-"""Time of the two calls of the policy with and without ``torch.compile`` (ADR 0023)."""
+"""Time of the policy's calls for decisions and for updates, with and without ``torch.compile`` (ADR 0023)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPACE = ActionSpace(
 
 
 def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Return seconds of the first call, and the median milliseconds of later calls."""
+    """Return the seconds of a function's first call, and the median milliseconds of later calls."""
     began = time.perf_counter()
     call()
     first = time.perf_counter() - began
@@ -42,7 +42,7 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    torch._dynamo.config.suppress_errors = True  # code that cannot be traced runs eagerly
+    torch._dynamo.config.suppress_errors = True  # Code that cannot be traced runs eagerly.
     logging.disable()
     torch.manual_seed(0)
     policy = FactoredRecurrentActorCritic(state_dim=121, num_slots=3)

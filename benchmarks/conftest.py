@@ -1,6 +1,6 @@
 """Set-up of a benchmark session: one torch thread, and the rate of a matrix product as the first figure.
 
-Ratios are of CPU time, and a second thread only adds CPU time on small tensors.
+Benchmarks compare CPU times, and a second thread only adds CPU time on small tensors.
 """
 
 import pytest

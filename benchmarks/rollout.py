@@ -42,7 +42,7 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """First iteration of a training, with cached twins."""
+    """Rollout of the first iteration of a training, with cached twins."""
 
     directory: Path
     journal: IterationJournal
@@ -62,9 +62,11 @@ class Rollout:
         return cls(directory, journal, env, new_policy(shape, 0), task.horizon)
 
     def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:
-        """Collect the episodes, write all rows, and return the CPU seconds of both.
+        """Collect the episodes of an iteration, write all rows, and return the CPU seconds of collecting and
+        writing.
 
-        ``watch`` gets the time of writing, to the journal and to the file of the iteration, as "writer".
+        The stopwatch ``watch`` gets the time of writing, to the journal and to the file of the iteration, as
+        "writer".
         """
         patch.setattr(IterationJournal, "take", watch.wrap("writer", IterationJournal.take))
         with RunWriter(self.directory) as writer:

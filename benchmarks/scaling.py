@@ -1,8 +1,8 @@
 """Time and network traffic of an iteration in one, two and four processes.
 
-``python -m benchmarks.scaling`` prints the tables of docs/scaling.md in two to five minutes. It runs in a
-separate network namespace (``unshare``, Linux), so that all bytes on the loopback belong to the run. Headers
-count, start-up does not.
+``python -m benchmarks.scaling`` prints the tables of docs/scaling.md in two to five minutes. The benchmark
+runs in a separate network namespace (``unshare``, Linux), so that all bytes on the loopback device belong to
+the run. Traffic includes packet headers and excludes start-up.
 """
 
 import fcntl
@@ -40,7 +40,7 @@ INSIDE = "--inside"
 
 
 class Moment(NamedTuple):
-    """Counters at the end of an iteration."""
+    """Traffic and CPU counters at the end of an iteration."""
 
     wire_bytes: int
     cpu_seconds: float
@@ -49,8 +49,8 @@ class Moment(NamedTuple):
 def raise_loopback() -> None:
     """Bring up the loopback device, which is down in a new network namespace."""
     with socket.socket() as any_socket:
-        up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # IFF_UP, IFF_RUNNING
-        fcntl.ioctl(any_socket, 0x8914, up)  # SIOCSIFFLAGS
+        up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # The flags are IFF_UP and IFF_RUNNING.
+        fcntl.ioctl(any_socket, 0x8914, up)  # The request number is SIOCSIFFLAGS.
 
 
 def wire_bytes() -> int:
@@ -65,7 +65,7 @@ def cpu_seconds(root: int) -> float:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # the process has just ended
+        except OSError:  # The process has just ended.
             continue
         parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
     family = {root}
@@ -75,7 +75,9 @@ def cpu_seconds(root: int) -> float:
 
 
 def measure(processes: int, out: Path, cache: Path) -> str:
-    """Return a line of the table, without the first iteration (warm-up) and the last (evaluation)."""
+    """Return a line of the scaling table, from all iterations but the first (warm-up) and the last
+    (evaluation).
+    """
     command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *RUN.split()]
     command += [*EVALUATION.split(), "--processes", str(processes), "--out", str(out)]
     environment = {**os.environ, CACHE_VARIABLE: str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -102,7 +104,7 @@ def measure(processes: int, out: Path, cache: Path) -> str:
 
 
 def cpu_ms(call: Callable[[], object], times: int = 5) -> float:
-    """Return the minimum CPU milliseconds over several calls."""
+    """Return the minimum CPU milliseconds over several calls of a function."""
     spent = []
     for _ in range(times):
         began = time.process_time()
@@ -119,7 +121,8 @@ def parts(folder: Path) -> dict[str, str]:
     shard = trainer._rollout(trainer._training[0])
     message = pickle.dumps(shard)
     rollout = TamiyoRolloutBuffer.join([shard.buffer] * (ENVS // SHARD_ENVS))
-    updating = cpu_ms(lambda: trainer.agent.update(rollout, 0.0), times=1)  # a second update would stop early
+    # The update is measured once, because a second update would stop early.
+    updating = cpu_ms(lambda: trainer.agent.update(rollout, 0.0), times=1)
     env = MorphEnv(trainer.task, rng_seed=0)
     env.reset(0)
     run = describe_run(config, "ppo", "run", env)
@@ -152,7 +155,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        measure(2, folder / "first", folder / "cache")  # fills the cache of twins
+        measure(2, folder / "first", folder / "cache")  # The first run fills the cache of twins.
         for processes in (1, 2, 4):
             print(measure(processes, folder / f"run-{processes}", folder / "cache"), flush=True)
         print("\n| per environment-step | |\n|---|---|")

@@ -1,7 +1,7 @@
 """CPU times of alternatives that run in turns in one process, and the figures computed from them.
 
-A figure is a named number, mostly a ratio of CPU times, which depends least on the load of the machine.
-A figure beyond its limit fails the benchmark.
+A figure is a named result, mostly a ratio of CPU times, because a ratio depends least on the load of the
+machine. A figure beyond its limit fails the benchmark.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GEMM_FLOPS = 2 * GEMM_SIZE**3
 
 
 class Figure(NamedTuple):
-    """One result of a benchmark; ``holds`` is None if it has no limit."""
+    """Figure: one result of a benchmark; ``holds`` is None if the figure has no limit."""
 
     title: str
     value: float
@@ -54,7 +54,7 @@ def figure(
 
     Args:
         title: Name of the figure.
-        value: The number.
+        value: Value of the figure.
         unit: Unit of the number, as text.
         at_least: Lower limit, if there is one.
         at_most: Upper limit, if there is one.
@@ -78,8 +78,8 @@ def cpu_times(
 ) -> dict[str, float]:
     """Return CPU milliseconds per call of each alternative, the minimum over ``iterations``.
 
-    Every iteration calls each alternative ``repeats`` times, so that other load on the machine slows all of
-    them.
+    Every iteration calls each alternative ``repeats`` times, so that other load on the machine slows all
+    alternatives.
     """
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():

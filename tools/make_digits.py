@@ -3,8 +3,9 @@
     python tools/make_digits.py            write digits.npz next to the digits task and print its SHA-256
     python tools/make_digits.py --check    compare the committed file with that copy; exit 1 on a difference
 
-Needs the `data` extra. The archive is the same byte for byte in every run: order, dates and permissions
-are fixed. Only another build of zlib may pack it differently, so `--check` compares the unpacked members.
+Needs the `data` extra. The archive digits.npz is the same byte for byte in every run: order, dates and
+permissions are fixed. Only another build of zlib may compress the archive differently, so `--check` compares
+the unpacked members.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def unpack(packed: bytes) -> dict[str, bytes]:
 
 
 def find_differences(members: dict[str, bytes]) -> list[str]:
-    """Return one sentence for each problem of the committed archive and its attribution."""
+    """Return one sentence for each problem of the committed digits archive and its attribution."""
     if not ARCHIVE.exists():
         return [f"{ARCHIVE.name} is missing; run this script without --check"]
     committed = ARCHIVE.read_bytes()
@@ -76,7 +77,7 @@ def find_differences(members: dict[str, bytes]) -> list[str]:
 
 
 def main() -> int:
-    """Write the archive, or check the committed one."""
+    """Write the digits archive, or check the committed archive."""
     parser = argparse.ArgumentParser(description="Make or check the embedded digits data.")
     parser.add_argument("--check", action="store_true", help="compare with the committed file, write nothing")
     check = parser.parse_args().check

@@ -10,7 +10,7 @@ does not need. To reuse an installed torch:
     pip install --no-deps gymnasium farama-notifications cloudpickle pandas matplotlib python-dateutil six
     pip install --no-deps hoptorch pyvers orjson importlib_metadata zipp packaging numpy
 
-Inputs are stored with the results, so a test needs neither the library nor the random generator.
+Golden files store inputs and results, so a test needs neither the library nor the random generator.
 """
 # ruff: noqa: PLC0415  each library is imported only where it is used, so one of them is enough
 
@@ -41,14 +41,17 @@ def _numbers(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> list[
 
 
 def episodes(rng_seed: int, gamma: float, lam: float, *, truncated: bool) -> Case:
-    """Draw rows ``[env, step]`` of several episodes; with ``truncated`` about half of them are truncated."""
+    """Draw rollout data ``[env, step]`` of several episodes; with ``truncated`` about half of the episodes
+    are truncated.
+    """
     rng = np.random.default_rng(rng_seed)
     envs, steps = 4, 12
     ended = rng.random((envs, steps)) < 0.2
-    ended[0, -1], ended[1, -1] = True, False  # one rollout ends with an episode, one within an episode
+    # The first rollout ends with an episode, the second within an episode.
+    ended[0, -1], ended[1, -1] = True, False
     cut = ended & (rng.random((envs, steps)) < 0.5) & truncated
     values = np.array(_numbers(rng, envs, steps))
-    reached = np.array(_numbers(rng, envs, steps))  # values of the states in which episodes end
+    reached = np.array(_numbers(rng, envs, steps))  # Critic values of the states in which episodes end.
     following = np.concatenate([values[:, 1:], reached[:, -1:]], axis=1)
     return {
         "gamma": gamma,
@@ -252,7 +255,9 @@ def load(library: str) -> dict[str, Any]:
 
 
 def find_differences(found: Any, wanted: Any, at: str = "") -> list[str]:
-    """Return the differences of two documents beyond the tolerance, without those of versions."""
+    """Return the differences of two golden documents beyond the tolerance; versions of libraries are
+    ignored.
+    """
     if isinstance(wanted, dict):
         names = sorted((set(found) | set(wanted)) - {"version", "torch"})
         pairs = [(found.get(name), wanted.get(name), f"{at}.{name}") for name in names]
@@ -267,7 +272,7 @@ def find_differences(found: Any, wanted: Any, at: str = "") -> list[str]:
 
 
 def _format(document: dict[str, Any]) -> str:
-    """Return JSON with one line per field of a case, so that diffs are readable."""
+    """Return JSON with one line per field of a golden case, so that diffs are readable."""
     head = {name: value for name, value in document.items() if isinstance(value, str)}
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     for name, cases in document.items():
@@ -283,7 +288,7 @@ def _format(document: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Write the golden files, or compare them."""
+    """Write the golden files, or compare them with the installed libraries."""
     parser = argparse.ArgumentParser(description="Make or check golden values from other libraries.")
     parser.add_argument(
         "--check", action="store_true", help="compare with the committed files, write nothing"

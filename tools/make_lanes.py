@@ -29,7 +29,7 @@ def on_paper(svg: str) -> str:
 
 
 def main() -> None:
-    """Draw the given run, or a new run."""
+    """Draw the slot lanes of the given run, or of a new run."""
     parser = argparse.ArgumentParser(description="Draw the lanes of the documents.")
     parser.add_argument("run", nargs="?", type=Path, help="a run directory; a new run unless given")
     given = parser.parse_args().run

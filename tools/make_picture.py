@@ -3,7 +3,7 @@
     python tools/make_picture.py                 run `esper run --task digits_impaired` and draw it
     python tools/make_picture.py RUN_DIRECTORY   draw an existing run
 
-``esper watch`` draws its screen with the same function. Only times differ between two runs of this tool.
+``esper watch`` draws its screen with the same function. Two pictures made by this tool differ only in times.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from esper.run.run_config import run_config
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
 WIDTH = 80
 
-# The frame of rich without its web font, so that showing the picture fetches nothing.
+# The SVG frame of rich is used without its web font, so that showing the picture fetches nothing.
 SVG_FORMAT = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
   <style>
@@ -65,14 +65,15 @@ def last_screen(directory: Path) -> str:
 
 
 def main() -> None:
-    """Draw the given run, or a new run."""
+    """Draw the terminal screen of the given run, or of a new run."""
     parser = argparse.ArgumentParser(description="Draw the picture of the README.")
     parser.add_argument("run", nargs="?", type=Path, help="a run directory; a new run unless given")
     given = parser.parse_args().run
     with tempfile.TemporaryDirectory() as scratch:
         directory = given or Path(scratch) / "run"
         if given is None:
-            torch.set_num_threads(1)  # like the command; more threads change the order of sums
+            # One thread, as in ``esper run``, because more threads change the order of floating-point sums.
+            torch.set_num_threads(1)
             run_arm(run_config(task="digits_impaired"), "heuristic", directory)
         picture = last_screen(directory)
     PICTURE.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 UNITS = {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", ResourceRow: "resource row"}
-"""The unit in which the delay of a rule is counted, by the row type that the rule reads."""
+"""Unit in which the delay of an alert rule is counted, by the row type that the rule reads."""
 METRICS = """\
 # What a run records
 
@@ -75,7 +75,7 @@ def _section(table: str) -> str:
 
 
 def band(column: ColumnSpec) -> str:
-    """Return the healthy band of a column in words, empty if the column has no band."""
+    """Return the recommended band of a column in words; empty if the column has no band."""
     low, high = column.low, column.high
     if low is not None and high is not None:
         return f"{low:g} to {high:g}"

@@ -38,7 +38,8 @@ def split_sentences(text: str) -> list[str]:
     for line in text.splitlines():
         if _SECTION.fullmatch(line):
             in_section = True
-        elif in_section and re.match(" {4}[^ ]", line):  # an argument begins a sentence
+        # The description of an argument starts a new sentence.
+        elif in_section and re.match(" {4}[^ ]", line):
             lines.append(f"\n{line}")
         elif in_section or not line.startswith("    "):
             lines.append(line)
@@ -58,7 +59,7 @@ def sentences_of(source: str, place: str) -> Iterator[Sentence]:
 
 
 def _docstrings(node: ast.AST) -> Iterator[tuple[str, int]]:
-    """Yield strings that stand as statements: docstrings of modules, classes, functions and attributes."""
+    """Yield string statements: docstrings of modules, classes, functions and attributes."""
     body = getattr(node, "body", [])
     for statement in body if isinstance(body, list) else []:
         match statement:
@@ -67,7 +68,7 @@ def _docstrings(node: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def _comments(source: str) -> Iterator[tuple[str, int]]:
-    """Yield comments with their first line; those of consecutive lines are joined."""
+    """Yield comments with the number of their first line; comments on consecutive lines are joined."""
     found: dict[int, str] = {}
     first = last = -1
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -79,7 +80,7 @@ def _comments(source: str) -> Iterator[tuple[str, int]]:
 
 
 def all_sentences() -> list[Sentence]:
-    """Return the population, in an order that does not depend on the file system."""
+    """Return all sentences of the project, in an order that does not depend on the file system."""
     files = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
     found = [s for path in files for s in sentences_of(path.read_text(), str(path.relative_to(ROOT)))]
     command = ["git", "-C", str(ROOT), "log", "--format=%h %s", f"{FIRST_REVISION}..HEAD"]

@@ -27,12 +27,12 @@ import esper
 
 
 class Walk(NamedTuple):
-    """Counts of one traced call."""
+    """Counts of one traced ``esper.grow`` call."""
 
     files: int
     functions: int
     changes_of_file: int
-    """Pairs of consecutive calls whose functions are in different files."""
+    """Number of pairs of consecutive calls whose functions are in different files."""
 
 
 def grow_once() -> None:

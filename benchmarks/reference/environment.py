@@ -1,8 +1,8 @@
 """Step of one environment in plain PyTorch, the reference of ``bench_environment_step``.
 
 Tensors are NCHW, each slot has an optimiser, and each on/off configuration of the seeds is one full forward
-pass. Optimisations without extra code are used: ``foreach`` optimisers, in-place activations, inference mode
-for validation. There are no rows, gates, streams or slot tables.
+pass. The reference uses optimisations that need no extra code: ``foreach`` optimisers, in-place activations,
+inference mode for validation. The reference has no telemetry rows, gates, random streams or slot tables.
 """
 
 import copy
@@ -56,7 +56,7 @@ class Recipe(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Measurements of a step; contributions and Shapley values are by slot."""
+    """Measurements of an environment step; contributions and Shapley values are by slot."""
 
     train_loss: float
     val_loss: float
@@ -100,7 +100,9 @@ class Environment:
         self.born[slot] = self.epoch
 
     def step(self, alphas: dict[int, float]) -> Measured:
-        """Train an epoch with the seeds at ``alphas``, then score every configuration of them."""
+        """Train an epoch with the seeds blended at ``alphas``, then score every on/off configuration of the
+        seeds.
+        """
         train_loss = self._train(alphas)
         self.epoch += 1
         losses, scores = self._score(alphas)
@@ -153,7 +155,9 @@ class Environment:
 
     @torch.inference_mode()
     def _score(self, alphas: dict[int, float]) -> tuple[dict[tuple[int, ...], float], ...]:
-        """Return loss and accuracy in per cent of every configuration, by the slots that are on."""
+        """Return loss and accuracy in per cent of every on/off configuration, by the slots whose seeds are
+        on.
+        """
         self.network.eval()
         x, y = self.validation
         losses, scores = {}, {}

@@ -22,7 +22,7 @@ from esper.leyline.rules import ActionSpace, LifecycleRules
 
 
 class Body(Protocol):
-    """Network, or simulation of one, that actions are applied to."""
+    """Network, or simulation of a network, to which actions are applied."""
 
     table: SlotTable
     """Slot table of one environment."""
@@ -69,7 +69,7 @@ def apply_action(body: Body, action: IntArray, seed_id: int, legal: BoolArray | 
         body: Network to change.
         action: Canonical action ``[8]``.
         seed_id: Number of the next seed.
-        legal: Legal actions ``[op, slot]``; computed unless given.
+        legal: Mask ``[op, slot]`` of legal actions; computed unless given.
     """
     op, slot = LifecycleOp(int(action[Head.OP])), int(action[Head.SLOT])
     legal = legal_slots_by_op(body.table, body.rules)[0] if legal is None else legal
@@ -149,7 +149,9 @@ def commit(body: Body) -> list[StageMove]:
 
 
 def advance(body: Body) -> list[StageMove]:
-    """Make the stage moves that need no decision; call it after ``tick`` and the measurements of an epoch."""
+    """Make the stage moves that need no decision; call this function after ``tick`` and the measurements of
+    an epoch.
+    """
     moves = lifecycle.advance(body.table, 0, body.rules)
     settle(body, moves)
     return moves

@@ -1,8 +1,8 @@
 """Alpha ramps: curves of the blend weight, and their progress in the slot table.
 
-A ramp of n epochs has alpha at curve(1/n), …, curve(n/n), one epoch each; INSTANT is a ramp of 0 epochs.
-``aim`` sets target and length, ``begin_ramp`` starts the ramp, ``tick_ramp`` advances it. All state is in
-columns of the slot table.
+In a ramp of n epochs, alpha has the values curve(1/n), …, curve(n/n), one per epoch; INSTANT is a ramp of 0
+epochs. Function ``aim`` sets target and length of a ramp, ``begin_ramp`` starts the ramp, ``tick_ramp``
+advances it. The state of a ramp is stored in columns of the slot table.
 """
 
 import math
@@ -33,23 +33,25 @@ def curve_value(curve: AlphaCurve, progress: float) -> float:
 
 
 def ramp_value(start: float, target: float, curve: AlphaCurve, elapsed: int, epochs: int) -> float:
-    """Return alpha after ``elapsed`` of ``epochs`` epochs; exactly ``target`` from the last one on."""
+    """Return alpha after ``elapsed`` of ``epochs`` epochs of a ramp; exactly ``target`` from the last epoch
+    on.
+    """
     if elapsed >= epochs:
         return target
     return start + (target - start) * curve_value(curve, elapsed / epochs)
 
 
 def aim(table: SlotTable, env: int, slot: int, target: float, epochs: int, curve: AlphaCurve) -> None:
-    """Set target, length and curve of the next ramp."""
+    """Set target, length and curve of the next alpha ramp."""
     table.alpha_target[env, slot] = target
     table.ramp_epochs[env, slot] = epochs
     table.ramp_curve[env, slot] = curve
 
 
 def begin_ramp(table: SlotTable, env: int, slot: int) -> None:
-    """Start the ramp that ``aim`` has set; the next epoch is its first.
+    """Start the alpha ramp that ``aim`` has set; the next epoch is the first epoch of the ramp.
 
-    A ramp to the present alpha has 0 epochs: a held seed's ramp is never advanced and would not end.
+    A ramp to the present alpha has 0 epochs: the ramp of a held seed is never advanced and would not end.
     """
     if table.alpha_target[env, slot] == table.alpha[env, slot]:
         table.ramp_epochs[env, slot] = 0
@@ -59,7 +61,7 @@ def begin_ramp(table: SlotTable, env: int, slot: int) -> None:
 
 
 def tick_ramp(table: SlotTable, env: int, slot: int) -> None:
-    """Advance a ramp by one epoch."""
+    """Advance an alpha ramp by one epoch."""
     table.ramp_elapsed[env, slot] += 1
     _settle(table, env, slot)
 

@@ -1,7 +1,8 @@
 """Running statistics of batch normalisation, recomputed for the network that is to be scored.
 
-The running statistics of training do not fit a network with a seed switched off: its score would fall for
-that reason alone, and the contribution of the seed would be overestimated."""
+The running statistics of training do not fit a network with a seed switched off: without recomputation the
+score would fall for that reason alone, and the contribution of the seed would be overestimated.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -18,12 +19,14 @@ CALIBRATION_SAMPLES = 512
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    """Return the layers with running statistics."""
+    """Return the batch-normalisation layers with running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
 def check_calibration(model: nn.Module, inputs: Tensor | None) -> None:
-    """Raise EsperError if the model has batch normalisation and there are no inputs to recompute it with."""
+    """Raise EsperError if the model has batch normalisation and there are no inputs to recompute its
+    statistics.
+    """
     if inputs is None and (found := batch_norms(model)):
         raise EsperError(
             f"the model has {len(found)} BatchNorm layers, whose statistics do not fit a network with a seed"
@@ -33,14 +36,17 @@ def check_calibration(model: nn.Module, inputs: Tensor | None) -> None:
 
 @contextmanager
 def fresh_statistics(model: nn.Module) -> Iterator[None]:
-    """Replace all running statistics by the means over the batches that run inside; dropout is off."""
+    """Replace all running statistics by the means over the batches that run inside the context; dropout is
+    off.
+    """
     layers = batch_norms(model)
     momenta = [layer.momentum for layer in layers]
     try:
         with kept_modes(model, training=False), torch.no_grad():
             for layer in layers:
                 layer.reset_running_stats()
-                layer.momentum = None  # the mean over all batches, not a moving one
+                # Momentum None makes the statistics a mean over all batches, not a moving average.
+                layer.momentum = None
                 layer.train()
             yield
     finally:

@@ -1,7 +1,8 @@
 """Check of a user's blueprint in training, between two small layers.
 
-Germination already refuses a seed that changes the shape or does not start at zero. ``check_blueprint`` also
-trains it: every parameter must receive a gradient, and a token must not depend on later tokens.
+Germination already refuses a seed that changes the shape or does not start at zero. Function
+``check_blueprint`` also trains a seed: every parameter must receive a gradient, and a token must not depend
+on later tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,9 @@ from esper.leyline import BLEND_IDS, STYLE_OPERATORS, BlueprintError, Stage
 RNG_SEEDS: Final = range(5)
 """Rng seeds of the initialisations for which every parameter must receive a gradient."""
 LEAST_GRADIENT: Final = (1e-6, 1e-8)
-"""Smallest norm of a tensor's gradient: the first value times the norm of the tensor, plus the second."""
+"""Relative and absolute part of the smallest accepted gradient norm of a tensor: relative part times the
+tensor's norm, plus absolute part.
+"""
 
 _CLASSES, _BATCH, _LENGTH, _INPUT = 4, 16, 6, 2
 _SHAPES: Final[Mapping[Topology, tuple[int, ...]]] = {
@@ -31,7 +34,7 @@ _SHAPES: Final[Mapping[Topology, tuple[int, ...]]] = {
     "tokens": (_LENGTH, _INPUT),
     "features": (_INPUT,),
 }
-"""Shape of one input of the probe, without the batch."""
+"""Shape of one input of the probe network, without the batch axis."""
 
 
 def check_blueprint(
@@ -92,7 +95,9 @@ def _weights(slot: SeedSlot) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:
-    """Train the seed in the first slot for one step; return its tensors without a gradient in the second."""
+    """Train the seed in the first slot for one step; return the tensors of the seed without a gradient in the
+    second step.
+    """
     model.table.stage[0, 0], model.table.alpha[0, 0] = stage, 0.5
     model.sync()
     slot, groups = model.slot(0), model.groups

@@ -64,11 +64,11 @@ class PartCost(NamedTuple):
 
     forward: int
     to_all: int
-    """Backward into parameters and input."""
+    """FLOPs of the backward pass into parameters and input."""
     to_parameters: int
-    """Backward into parameters only: the input needs no gradient."""
+    """FLOPs of the backward pass into parameters only, if the input needs no gradient."""
     to_input: int
-    """Backward into the input only: the parameters are frozen."""
+    """FLOPs of the backward pass into the input only, if the parameters are frozen."""
 
 
 _counted: dict[tuple[str, tuple[int, ...], tuple[torch.Size, ...]], PartCost] = {}
@@ -84,7 +84,7 @@ def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
 
 
 def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
-    """Count on a copy, because running a part may change its statistics."""
+    """Count the FLOPs on a copy of the part, because running the part may change its statistics."""
     part = copy.deepcopy(part).cpu()
     parameters = [p for p in part.parameters() if p.requires_grad]
 
@@ -102,20 +102,20 @@ def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartC
             torch.autograd.grad(output.sum(), wanted, allow_unused=True)
         return int(forward.get_total_flops()) // _BATCH, int(backward.get_total_flops()) // _BATCH
 
-    with TorchStream(0):  # dropout must not advance the caller's random state
+    with TorchStream(0):  # The separate stream keeps dropout from advancing the caller's random state.
         forward, to_all = count(True, True)
         return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
 
 
 def forward_flops(net: nn.Module, sample: Any) -> float:
-    """Return the FLOPs of one forward pass of the sample; at least 1."""
+    """Return the FLOPs of one forward pass of the network on a sample; at least 1."""
     with untouched(net, training=False), layer_by_layer(), torch.no_grad(), flop_counter() as counter:
         call(net, sample)
     return float(max(counter.get_total_flops(), 1))
 
 
 class _SeedPart(nn.Module):
-    """A seed with its gate, for counting."""
+    """Module of a seed with its gate, used to count FLOPs."""
 
     def __init__(self, seed: nn.Module, gate: nn.Module | None) -> None:
         super().__init__()
@@ -137,13 +137,13 @@ class ComputeLedger:
     counterfactual: int = 0
     race: int = 0
     pruned_seeds: int = 0
-    """Share of the other purposes that was spent on seeds which were removed."""
+    """FLOPs spent on seeds that were removed; they are also part of the other purposes."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Wall-clock seconds of ``train``, ``measure`` and ``race``, where they were timed."""
+    """Wall-clock seconds of the purposes ``train``, ``measure`` and ``race``, if they were timed."""
 
     @property
     def charged(self) -> int:
-        """FLOPs that a budget pays for: all but the validation of each epoch."""
+        """FLOPs that count against a budget: all but the validation of each epoch."""
         return self.total - self.validation
 
     @property
@@ -173,18 +173,19 @@ class ComputeLedger:
 
 @dataclass
 class FlopMeter:
-    """Counts the parts of one network and adds the compute of its training to a ledger."""
+    """Meter that counts the FLOPs of a network's parts and adds the compute of its training to a ledger."""
 
     model: MorphogeneticModel
     sample: Tensor
-    """One input of the host, without the batch."""
+    """Shape of one input of the host, without the batch axis."""
     ledger: ComputeLedger = field(default_factory=ComputeLedger)
 
     def __post_init__(self) -> None:
         shape = tuple(self.sample.shape)
         first, *rest = self.model.segments or [self.model.host]
         parts = zip(rest, self.model.sites, strict=True) if rest else ()
-        with self.model.taking_part(self.model.without(*self.model.blended)):  # seeds are counted apart
+        # FLOPs of the seeds are counted separately.
+        with self.model.taking_part(self.model.without(*self.model.blended)):
             self._segments = [count_part(first, shape, self.sample.dtype)]
             self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
         self._seeds: dict[int, PartCost] = {}
@@ -192,13 +193,13 @@ class FlopMeter:
         self._candidates: dict[int, list[int]] = {}
 
     def germinated(self, slot: int) -> None:
-        """Count the parts of a seed that was just attached."""
+        """Count the FLOPs of a seed that was just attached."""
         graft = self.model.slots[slot].held
         self._seeds[slot] = count_part(_SeedPart(graft.seed, graft.gate), graft.site.shape[1:])
         self._spent[slot] = 0
 
     def removed(self, slot: int) -> None:
-        """Count all compute of the seed in ``slot`` as spent on a pruned one."""
+        """Count all compute of the seed in ``slot`` as compute of a pruned seed."""
         self.ledger.pruned_seeds += self._spent.pop(slot)
         del self._seeds[slot]
 
@@ -210,7 +211,8 @@ class FlopMeter:
     def follow_model(self, stayed: Sequence[int]) -> None:
         """Follow a rollback of the network after which the seeds of the slots ``stayed`` are the same.
 
-        Compute is not undone. That of seeds which the rollback removed counts as spent on pruned ones.
+        A rollback does not subtract compute. Compute of seeds that the rollback removed counts as compute of
+        pruned seeds.
         """
         kept = {slot: spent for slot, spent in self._spent.items() if slot in stayed}
         self.ledger.pruned_seeds += sum(self._spent.values()) - sum(kept.values())
@@ -229,7 +231,9 @@ class FlopMeter:
         return {"ledger": asdict(self.ledger), "spent": dict(self._spent)}
 
     def load_state(self, state: dict[str, dict[Any, Any]]) -> None:
-        """Restore ``state``; the network has its seeds already."""
+        """Restore ledger and compute of each seed from ``state``; the seeds are already attached to the
+        network.
+        """
         self.ledger = ComputeLedger(**state["ledger"])
         self._restore_spent(state["spent"])
 
@@ -240,7 +244,7 @@ class FlopMeter:
     def candidate_cost(self, batch: int) -> float:
         """Return the mean cost of the seeds that can be planted, relative to the present cost of a minibatch.
 
-        NaN where nothing can be planted.
+        The mean cost is NaN if no seed can be planted.
         """
         table = self.model.table
         free = np.flatnonzero(table.enabled[0] & (table.stage[0] == Stage.DORMANT)).tolist()
@@ -256,7 +260,7 @@ class FlopMeter:
             for index in space.blueprints:
                 if (slot, index) not in space.unfit:
                     spec = self.model.blueprint(slot, index)
-                    with TorchStream(0):  # the initial weights are not used
+                    with TorchStream(0):  # The seed is only counted, so its initial weights do not matter.
                         block = without_slots(*place.block) if spec.copies else None
                         seed = Graft(place.site, spec, Style.LINEAR_ADD, block).seed
                     cost = count_part(seed, place.site.shape[1:])
@@ -283,7 +287,8 @@ class FlopMeter:
 
     def _incubation(self, slot: int, batch: int) -> int:
         seed = self._seeds[slot]
-        # The input is detached; only ``change`` computes its gradient nevertheless.
+        # The input of an incubating seed is detached, but the function ``change`` computes the gradient of
+        # its input nevertheless.
         own = seed.to_all if self.model.slots[slot].held.change is change else seed.to_parameters
         segmented = self.model.segments is not None
         others = [self._seeds[s] for s in self.model.blended if s > slot or not segmented]
@@ -308,8 +313,8 @@ class FlopMeter:
     def _tree_runs(
         self, switched: Sequence[int], configurations: NDArray[np.bool_]
     ) -> tuple[int, dict[int, int]]:
-        """Return the FLOPs of the host, and how often each blended seed runs."""
-        if self.model.segments is None:  # one forward pass per configuration
+        """Return the FLOPs of the host over all configurations, and how often each blended seed runs."""
+        if self.model.segments is None:  # The host runs one forward pass per configuration.
             runs = {s: len(configurations) for s in self.model.blended if s not in switched}
             runs |= {s: int(configurations[:, i].sum()) for i, s in enumerate(switched)}
             return len(configurations) * self._segments[0].forward, runs

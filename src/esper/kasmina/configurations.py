@@ -1,8 +1,8 @@
 """Outputs of a network with its seeds switched on and off.
 
 In a segmented host every distinct prefix is computed once: at a slot that is switched, the features continue
-with and without its seed. Any other network, and one with batch normalisation, whose statistics differ by
-configuration, repeats the whole forward pass.
+with and without its seed. Other networks, and networks with batch normalisation, whose statistics differ by
+configuration, repeat the whole forward pass.
 """
 
 import math
@@ -18,23 +18,24 @@ from esper.kasmina.batch_norm import kept_statistics, recalibrate
 from esper.kasmina.network import MorphogeneticModel
 
 Prefix = tuple[bool, ...]
-"""On/off state of the first few measured seeds; a configuration is the state of all of them."""
+"""On/off state of the first few measured seeds; a configuration is the on/off state of all measured seeds."""
 
 FEATURES_AT_ONCE = 2**19
-"""Largest number of feature values per configuration: more do not stay in the processor's cache."""
+"""Largest number of feature values per configuration; more values would not stay in the processor's cache."""
 BATCHED_VALUES = 2**18
 """Number of feature values up to which several configurations run as one batch, which saves calls of small
-layers. Above it the calls cost little and the copies cost more."""
+layers. For larger features the calls cost little, and the copies into one batch cost more."""
 ANSWERED_AT_ONCE = 2**15
-"""Number of feature values, or of output values if those are fewer, that the last segment handles in one call
-where configurations are not batched; it keeps the outputs in the cache too."""
+"""Number of feature values, or of output values if there are fewer, that the last segment handles in one call
+if configurations are not batched; the limit keeps the outputs in the processor's cache.
+"""
 
 
 class ConfigurationOutput(NamedTuple):
     """Output of one configuration for some samples."""
 
     row: int
-    """Index of the configuration."""
+    """Index of the on/off configuration."""
     samples: slice
     output: Tensor
 
@@ -59,7 +60,9 @@ def outputs_by_prefix(
 
 
 def _through(module: Callable[[Tensor], Tensor], features: dict[Prefix, Tensor]) -> dict[Prefix, Tensor]:
-    """Apply ``module`` to the features of every prefix: small ones as one batch, large ones one by one."""
+    """Apply ``module`` to the features of every prefix: small features as one batch, large features one by
+    one.
+    """
     if len(features) == 1 or not _are_small(features):
         return {prefix: module(h) for prefix, h in features.items()}
     outputs: Tensor = module(torch.cat(list(features.values())))
@@ -73,7 +76,9 @@ def _are_small(features: dict[Prefix, Tensor]) -> bool:
 def _branched(
     blended: Callable[[Tensor], Tensor], off: dict[Prefix, Tensor], rows: list[Prefix]
 ) -> dict[Prefix, Tensor]:
-    """Return the features with a seed off and on, for every prefix of ``rows``."""
+    """Return the features with a seed switched off and on, for every prefix of the configurations
+    ``rows``.
+    """
     depth = len(next(iter(off))) + 1
     wanted = sorted({row[:depth] for row in rows})
     on = _through(blended, {prefix[:-1]: off[prefix[:-1]] for prefix in wanted if prefix[-1]})

@@ -1,8 +1,9 @@
 """Contributions of seeds: the validation score of a network with its seeds switched on and off.
 
-With up to four seeds every configuration is scored, with more seeds each is switched off separately and
-some orders are sampled. A contribution has a paired standard error: all configurations are scored on the same
-samples or batches, and the error is that of the differences.
+With up to four seeds every on/off configuration is scored; with more seeds, each seed is switched off
+separately and some orders of seeds are sampled. A contribution has a paired standard error: all
+configurations are scored on the same samples or batches, and the standard error is that of the score
+differences.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ from esper.leyline import BoolArray, EsperError, FloatArray, HostError, SlotTabl
 Order = tuple[int, ...]
 """Permutation of the measured seeds."""
 Scorer = Callable[[Sequence[int], BoolArray], tuple[FloatArray, FloatArray]]
-"""Scores and losses ``[configuration, observation]`` of the slots' configurations ``[configuration, n]``."""
+"""Function that returns scores and losses ``[configuration, observation]`` of on/off configurations
+``[configuration, seed]``.
+"""
 Metric = Callable[[Tensor, Tensor], Tensor]
-"""Values ``[sample]`` of outputs and targets."""
+"""Function of outputs and targets that returns one value per sample."""
 Evaluate = Callable[[], Any]
-"""Returns a user's metric as a number, or its values batch by batch."""
+"""Function that returns a user's metric as a number, or its values batch by batch."""
 
 EXACT_LIMIT: Final = 4
 """Number of seeds up to which all on/off configurations are scored."""
@@ -47,22 +50,22 @@ _FORM: Final = "it must return a number, or a sequence of numbers, one per batch
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Scores of configurations of the measured seeds; ``slots [n]`` are slot indices.
+    """Scores of on/off configurations of the measured seeds; ``slots [n]`` are slot indices.
 
     The last configuration is the present network with all seeds on.
     """
 
     slots: tuple[int, ...]
     configurations: BoolArray
-    """``[configuration, n]``: on/off state of the measured seeds."""
+    """On/off states ``[configuration, n]`` of the n measured seeds."""
     scores: FloatArray
     losses: FloatArray
     contribution: FloatArray
     error: FloatArray
     shapley: FloatArray
-    """Shapley values; NaN where they were not measured."""
+    """Shapley values of the seeds; NaN if not measured."""
     interactions: FloatArray
-    """Pair interactions ``[n, n]``; NaN where they were not measured and on the diagonal."""
+    """Pair interactions ``[n, n]`` of the n measured seeds; NaN if not measured, and on the diagonal."""
 
     @property
     def score(self) -> float:
@@ -73,17 +76,21 @@ class Contributions:
         return float(self.losses[-1])
 
     def loss_without(self, slot: int) -> float:
-        """Return the loss with the seed at ``slot`` off and all others on."""
+        """Return the loss of the network with the seed at ``slot`` off and all other seeds on."""
         off = np.array([other != slot for other in self.slots])
         (row,) = np.flatnonzero((self.configurations == off).all(axis=1))
         return float(self.losses[row])
 
     def interaction_sums(self) -> FloatArray:
-        """Return each seed's sum over its partners; NaN without a partner, or if one was not measured."""
+        """Return the sum of each seed's pair interactions; NaN without another seed, or if a pair was not
+        measured.
+        """
         return np.where(self._all_partners_known(), np.nansum(self.interactions, axis=1), np.nan)
 
     def strongest_boosts(self) -> FloatArray:
-        """Return each seed's largest positive interaction, 0 if none is positive; NaN as for the sums."""
+        """Return each seed's largest positive pair interaction, 0 if none is positive; NaN if a pair was not
+        measured.
+        """
         best = np.nan_to_num(self.interactions).max(axis=1, initial=0.0)
         return np.where(self._all_partners_known(), best, np.nan)
 
@@ -103,7 +110,7 @@ def measure(
     """Score the network and configurations of the seeds in ``slots``.
 
     Args:
-        slots: Indices of the slots to switch; none scores the present network only.
+        slots: Indices of the slots to switch; an empty list scores the present network only.
         score: Scores all configurations on the same samples or batches.
         generator: Draws permutations if there are too many seeds to score all configurations.
         only_contributions: Score only the configurations with one seed switched off.
@@ -123,7 +130,8 @@ def score_samples(
     sample_losses: Metric,
     calibration: Tensor | None = None,
 ) -> Scorer:
-    """Return a scorer on the samples ``x, y``; it leaves the modes of all modules as they were.
+    """Return a scorer of configurations on the samples ``x, y``; the scorer restores the modes of all
+    modules.
 
     Args:
         model: Network to score, in evaluation mode while it is scored.
@@ -143,7 +151,7 @@ def score_samples(
                 outputs = outputs_by_replay(model, x, slots, configurations, calibration)
             else:
                 outputs = outputs_by_prefix(model, x, slots, configurations)
-            for row, samples, output in outputs:  # reduced at once: no output is kept
+            for row, samples, output in outputs:  # Outputs are reduced to scores at once and not stored.
                 found[row].append(sample_scores(output, y[samples]))
                 found[count + row].append(sample_losses(output, y[samples]))
         read = torch.cat([part for parts in found for part in parts]).double().cpu().numpy()
@@ -159,7 +167,7 @@ def evaluating(module: nn.Module) -> AbstractContextManager[None]:
 
 
 class MetricScorer:
-    """Scores configurations by a user's metric; every call sees the same random numbers.
+    """Scorer of on/off configurations by a user's metric; every call uses the same random numbers.
 
     Args:
         model: Network whose seeds are switched, by alpha so that torch.compile does not recompile.
@@ -186,7 +194,7 @@ class MetricScorer:
         self._calibrate = calibrate if batch_norms(model.host) else None
         self._position = torch.get_rng_state()
         self.values = self._run()
-        """Metric of the present network, batch by batch where it is known; higher is better."""
+        """Metric of the present network, batch by batch if known; higher is better."""
 
     def __call__(self, slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
         rows = []
@@ -259,7 +267,9 @@ def _numbers(found: Any) -> list[float]:
 
 
 def _feed(net: nn.Module, batch: Any) -> int:
-    """Run a training batch, without its targets if the forward does not take them; return its size."""
+    """Run a forward pass of a training batch, without targets if the forward does not accept them; return the
+    batch size.
+    """
     try:
         call(net, batch)
     except HostError:
@@ -282,7 +292,9 @@ def record_contributions(table: SlotTable, found: Contributions) -> None:
 
 
 def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
-    """Return orders in which seeds are switched on one by one: all of them for few seeds, else a sample."""
+    """Return orders in which seeds are switched on one by one: all orders for few seeds, else a sample of
+    orders.
+    """
     if count <= EXACT_LIMIT:
         return list(permutations(range(count)))
     if generator is None:
@@ -291,9 +303,10 @@ def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
 
 
 def _configurations(count: int, orders: Sequence[Order]) -> BoolArray:
-    """Return leave-one-out and every state along ``orders``, sorted: the last row has all seeds on.
+    """Return the leave-one-out configurations and every configuration along ``orders``, sorted: the last row
+    has all seeds on.
 
-    All orders together contain all 2^n configurations.
+    All orders of n seeds together contain all 2^n configurations.
     """
     rows = {tuple(index != out for index in range(count)) for out in [*range(count), None]}
     for order in orders:
@@ -302,7 +315,7 @@ def _configurations(count: int, orders: Sequence[Order]) -> BoolArray:
 
 
 def _states(order: Order) -> list[Prefix]:
-    """Return the configurations from all seeds off to all on, in this order."""
+    """Return the configurations from all seeds off to all seeds on, switched on in the given order."""
     return [tuple(index in order[:on] for index in range(len(order))) for on in range(len(order) + 1)]
 
 
@@ -315,7 +328,8 @@ def attribute(
 ) -> Contributions:
     """Compute contributions, errors, Shapley values and interactions from scores ``[configuration, sample]``.
 
-    The configurations contain leave-one-out, end with everything on and cover ``orders``.
+    The configurations must contain each seed switched off separately, cover ``orders``, and end with all
+    seeds on.
     """
     scores = sample_scores.mean(axis=1)
     row_of = {tuple(bool(b) for b in row): index for index, row in enumerate(configurations)}
@@ -342,10 +356,11 @@ def attribute(
 def _shapley(
     count: int, orders: Sequence[Order], row_of: dict[Prefix, int], scores: FloatArray
 ) -> FloatArray:
-    """Shapley values (1953): phi_i = mean over ``orders`` of v(S + i) − v(S), with S the seeds before i.
+    """Return Shapley values (1953): phi_i = mean over ``orders`` of v(S + i) − v(S), with v the score and S
+    the seeds before i.
 
-    Exact if these are all orders, unbiased if they were sampled, NaN if there are none; the sum is
-    v(all) − v(none) in every case.
+    Shapley values are exact if ``orders`` are all orders, unbiased if sampled, NaN if there are none; their
+    sum is v(all) − v(none).
     """
     if not orders:
         return np.full(count, np.nan)
@@ -356,7 +371,9 @@ def _shapley(
 
 
 def _interactions(count: int, row_of: dict[Prefix, int], scores: FloatArray) -> FloatArray:
-    """I_ij = v(all) − v(without i) − v(without j) + v(without both)."""
+    """Return pair interactions I_ij = v(all) − v(without i) − v(without j) + v(without i and j), with v the
+    score.
+    """
     matrix = np.full((count, count), np.nan)
     for i, j in product(range(count), repeat=2):
         rows = [row_of.get(tuple(k not in out for k in range(count))) for out in ((), (i,), (j,), (i, j))]

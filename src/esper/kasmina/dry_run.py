@@ -1,4 +1,4 @@
-"""Forward passes on a sample that leave buffers, modes and random state as they were."""
+"""Forward passes on a sample that leave buffers, modes and random state unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 def call(net: nn.Module, sample: Any) -> Any:
     """Call ``net`` with a sample: a tensor, a tuple of arguments, or a dict of named arguments.
 
-    A dict whose keys are not arguments of the forward is passed as one argument.
+    A dict sample whose keys are not arguments of the forward is passed as one argument.
     """
     signature = inspect.signature(net.forward)
     if isinstance(sample, Mapping):
@@ -50,7 +50,7 @@ def call(net: nn.Module, sample: Any) -> Any:
 
 @contextmanager
 def kept_modes(net: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore the mode of every submodule on exit; ``training`` is the mode inside."""
+    """Restore the mode of every submodule on exit; ``training`` is the mode inside the context."""
     modes = [(module, module.training) for module in net.modules()]
     if training is not None:
         net.train(training)
@@ -75,11 +75,11 @@ def kept_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore buffers, modes and random state on exit; ``training`` is the mode inside."""
+    """Restore buffers, modes and random state on exit; ``training`` is the mode inside the context."""
     fork = torch.random.fork_rng()
     with kept_buffers(net.buffers()), kept_modes(net, training), fork, warnings.catch_warnings():
         torch.manual_seed(0)
-        warnings.simplefilter("ignore")  # warnings of this call do not concern the user
+        warnings.simplefilter("ignore")  # Warnings of a forward pass on a sample do not concern the user.
         yield
 
 
@@ -95,7 +95,9 @@ def layer_by_layer() -> Iterator[None]:
 
 
 def dry_forward(net: nn.Module, sample: Any, *, training: bool = False) -> tuple[list[Call], Any]:
-    """Run ``net`` once; return the calls of its submodules in the order in which they end, and its output."""
+    """Run ``net`` once; return its output, and the calls of its submodules in the order in which the calls
+    end.
+    """
     calls: list[Call] = []
     handles = []
     for path, module in net.named_modules():

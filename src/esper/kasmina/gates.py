@@ -1,4 +1,4 @@
-"""Gates between stages: each returns the names of the checks that passed and failed."""
+"""Gates between stages: each gate returns the names of the checks that passed and failed."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ def g1_germinated(table: SlotTable, env: int, slot: int, _rules: LifecycleRules)
 
 
 def g2_trained(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> GateVerdict:
-    """Gate before BLENDING: enough incubation epochs, and measured gradients that are healthy.
+    """Gate before BLENDING: enough incubation epochs, and measured gradients that neither vanish nor explode.
 
     Without incubation no gradients are measured, and only the number of epochs is checked.
     """

@@ -1,7 +1,9 @@
-"""Detection of a training that breaks down, relative to the losses of this training so far.
+"""Detection of a training that breaks down, relative to the earlier losses of the same training.
 
-No loss is bad in absolute terms: a weak network may stay at the loss of a blind guess and be healthy. An
-alarm is a rise above the losses reached before, larger than their usual variation, that persists."""
+No loss is bad in absolute terms: a weak network may stay at the loss of a blind guess without a breakdown. An
+alarm is raised if the loss rises above earlier losses by more than their usual variation, and the rise
+persists.
+"""
 
 import math
 import statistics
@@ -13,25 +15,26 @@ from typing import Any, Final, Literal
 AlarmKind = Literal["non-finite", "collapse", "divergence"]
 
 WINDOW: Final = 5
-"""Number of good epochs that define the usual variation."""
+"""Number of good epochs in the window that defines the usual variation of the loss."""
 LEARNED: Final = 0.25
-"""Share of the loss of a blind guess by which the best loss must lie below it before a collapse can be
-found."""
+"""Share of the loss of a blind guess by which the best loss must be below that loss before a collapse can be
+detected.
+"""
 COLLAPSED: Final = 0.98
 """Share of the loss of a blind guess at which a network has collapsed."""
 USUAL_SPREADS: Final = 6.0
-"""Number of median epoch-to-epoch changes by which a loss may exceed the largest of the window."""
+"""Number of median epoch-to-epoch changes by which a loss may exceed the largest loss of the window."""
 USUAL_RISE: Final = 0.15
-"""Share of the scale by which any loss may rise."""
+"""Share of the scale of losses by which any loss may rise."""
 PASSED: Final = 0.5
-"""Share of that allowance within which the loss must be again for a bad epoch to be over."""
+"""Share of the allowed rise to which the loss must return before bad epochs are over."""
 CONFIRMED: Final = 2
-"""Bad epochs in a row that raise an alarm; a single non-finite loss raises one."""
+"""Number of consecutive bad epochs that raise an alarm; a single non-finite loss also raises an alarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Reason to undo an epoch."""
+    """Alarm: the reason to undo an epoch."""
 
     kind: AlarmKind
     loss: float
@@ -47,11 +50,11 @@ class Governor:
     """Checks the validation loss of every epoch."""
 
     def __init__(self, guess_loss: float | None = None) -> None:
-        """Start without history.
+        """Create a governor without loss history.
 
         Args:
             guess_loss: Loss of a network that predicts the frequencies of the targets: the scale of the
-                losses, and the loss of a collapse. None for an unknown loss or metric, whose scale is the
+                losses, and the loss of a collapse. None for an unknown loss or metric; the scale is then the
                 progress so far.
         """
         self._guess_loss = guess_loss
@@ -66,7 +69,7 @@ class Governor:
         return self._bad_epochs > 0
 
     def check(self, loss: float) -> Alarm | None:
-        """Check the loss of the next epoch and add a good one to the window."""
+        """Check the loss of the next epoch, and add it to the window if it is good."""
         trouble = self.trouble_with(loss) or self._lingering_trouble(loss)
         if trouble is None:
             self._bad_epochs = 0
@@ -107,15 +110,16 @@ class Governor:
         return Alarm("divergence", loss, usual) if loss > usual else None
 
     def _lingering_trouble(self, loss: float) -> Alarm | None:
-        """Return an alarm for a loss just below the limit after a bad epoch: a diverged run can level off
-        there."""
+        """Return an alarm for a loss just below the limit after a bad epoch, because the loss of a diverged
+        run can level off there.
+        """
         if not self._bad_epochs or len(self._window) < 2:
             return None
         limit = self._usual_limit(PASSED)
         return Alarm("divergence", loss, limit) if loss > limit else None
 
     def _usual_limit(self, share: float = 1.0) -> float:
-        """Return the largest loss of the window plus a ``share`` of the allowed rise."""
+        """Return the largest loss of the window plus the share ``share`` of the allowed rise."""
         losses = list(self._window)
         steps = [abs(after - before) for before, after in pairwise(losses)]
         scale = self._first - self._best if self._guess_loss is None else self._guess_loss

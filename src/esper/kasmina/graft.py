@@ -1,8 +1,9 @@
 """Grafts: seeds with their gates in the forward pass of a network.
 
-Every operator is ``h + alpha * change(h)`` with a change that is exactly zero when the delta is: ADD d,
-MULTIPLY h·tanh(d), GATE g(h)·d. The identity path keeps the gradient into the host upstream of a slot
-non-zero at every alpha."""
+Every blend operator is ``h + alpha * change(h)`` with a change that is exactly zero if the delta d is zero:
+ADD d, MULTIPLY h·tanh(d), GATE g(h)·d. The identity path keeps the gradient into the host upstream of a slot
+non-zero at every alpha.
+"""
 
 from __future__ import annotations
 
@@ -28,27 +29,28 @@ def shadow_size(batch: int) -> int:
 
 
 INITIAL_OPENING: Final = 1.0
-"""Initial value before the sigmoid: a gate starts about three quarters open."""
+"""Initial bias before the sigmoid of a gate: the gate starts at about 0.75."""
 
 
 class Participation(NamedTuple):
-    """Part that a slot takes in a forward pass."""
+    """Part of a slot in a forward pass: whether its seed is blended, and at which alpha."""
 
     active: bool = True
-    """Blend the seed into the features."""
+    """Whether the seed is blended into the features."""
     alpha: Tensor | None = None
-    """Blend weight of this pass; None is the slot's own alpha."""
+    """Blend weight of the seed in the forward pass; None uses the slot's own alpha."""
     taps: bool = False
-    """Keep a share of the features of a training pass for the shadow branch."""
+    """Whether a share of the features of a training pass is kept for the shadow branch."""
     ambient: bool = False
-    """Draw random numbers from the stream that the caller has entered, not from the slot's stream."""
+    """Whether random numbers come from the stream that the caller has entered, not from the slot's stream."""
 
 
 class Gate(nn.Module):
-    """Learned factor in (0, 1) per position.
+    """Gate: a learned factor in (0, 1) per position.
 
-    It starts as a constant: its gradient is proportional to the delta, which is zero at birth, so random
-    initial weights would change late."""
+    A gate starts as a constant: its gradient is proportional to the delta, which is zero at birth, so random
+    initial weights would change late.
+    """
 
     def __init__(self, width: int, topology: Topology) -> None:
         super().__init__()
@@ -64,7 +66,7 @@ class Gate(nn.Module):
 
 
 def change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module | None) -> Tensor:
-    """Return the change of ``h`` at full alpha, of the same shape."""
+    """Return the change of the features ``h`` at full alpha, of the same shape."""
     if torch.is_grad_enabled() and not h.requires_grad:
         # A channels_last group norm on the CPU crashes the process in backward (torch 2.13) when its
         # parameters require a gradient and its input does not, so the input's gradient is computed too.
@@ -73,7 +75,7 @@ def change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module 
 
 
 def pure_change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Module | None) -> Tensor:
-    """Return the change of ``h`` in operations that ``torch.fx`` can trace."""
+    """Return the change of the features ``h`` in operations that ``torch.fx`` can trace."""
     delta: Tensor = seed(h)
     if operator is BlendOperator.ADD:
         return delta
@@ -111,22 +113,21 @@ class Graft(nn.Module):
         self.stream: TorchStream | None = None
         """Random stream of dropout in the seed; None draws from torch's global generator."""
         self.stochastic = False
-        """The seed draws random numbers in training mode."""
+        """Whether the seed draws random numbers in training mode."""
         # Only an affine GroupNorm needs the input's gradient (ADR 0006), which costs time on a frozen
         # network.
         norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in self.seed.modules())
         self.change = change if norms else pure_change
-        # A 0-d buffer and not a float: torch.compile would recompile for every new float.
+        # Alpha is a 0-d buffer and not a float, because torch.compile would recompile for every new float.
         self.register_buffer("alpha", torch.ones(()))
-        # Blueprint and style, as a buffer, so that they are part of every state dict.
+        # Blueprint and style are a buffer, so that they are part of every state dict.
         self.register_buffer("description", description_of(spec.name, style))
         self.features = None
         self.take_part(Participation())
 
     def take_part(self, participation: Participation) -> None:
-        """Set the seed's part in the passes to come."""
-        # Not through nn.Module.__setattr__, which searches parameters and submodules: this runs per
-        # minibatch.
+        """Set the part of the seed in later forward passes."""
+        # nn.Module.__setattr__ is avoided, because it searches parameters and submodules at every minibatch.
         vars(self)["participation"] = participation
 
     def on_forward(self, _module: nn.Module, _args: Any, output: Any) -> Any:
@@ -134,7 +135,7 @@ class Graft(nn.Module):
         part, where = self.participation, self.site.output
         h = output if where.holder == "tensor" else where.features(output)
         if part.taps and self.training:
-            # A clone, because an in-place activation downstream may overwrite the features.
+            # The features are cloned, because an in-place activation downstream may overwrite them.
             vars(self)["features"] = h.detach()[: shadow_size(len(h))].clone()
         if not part.active:
             return None
@@ -142,7 +143,7 @@ class Graft(nn.Module):
         return grown if where.holder == "tensor" else where.replaced(output, grown)
 
     def blended(self, h: Tensor) -> Tensor:
-        """Return the features with the seed blended in, by the part that it takes in this pass."""
+        """Return the features with the seed blended in, according to the seed's part in the forward pass."""
         part = self.participation
         if self.stochastic and self.training and self.stream is not None and not part.ambient:
             with self.stream:
@@ -159,7 +160,7 @@ class Graft(nn.Module):
         return grown.transpose(*self.swap) if self.swap else grown
 
     def floats(self) -> list[Tensor]:
-        """Return every weight and statistic that could be non-finite."""
+        """Return every weight and statistic of seed and gate that could be non-finite."""
         tensors = (*self.parameters(), *self.buffers())
         return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
 

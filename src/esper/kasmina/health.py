@@ -18,7 +18,8 @@ class GradientStatistics(NamedTuple):
 
 
 def statistics_of(norms: Tensor) -> GradientStatistics:
-    """Return statistics of the gradient norms ``[tensor]`` of a seed; this reads them from their device.
+    """Return statistics of the gradient norms ``[tensor]`` of a seed; the call reads the norms from their
+    device.
 
     health = 1 − 0.5·(share of tensors below the vanishing bound) − 0.8·(share above the exploding bound or
     non-finite), clamped to [0, 1]; 0 if the total norm is not finite.
@@ -40,5 +41,5 @@ def statistics_of(norms: Tensor) -> GradientStatistics:
 
 
 def tensor_norms(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of each tensor, ``[tensor]``."""
+    """Return the norm of each gradient tensor, ``[tensor]``."""
     return torch.stack(torch._foreach_norm(tensors))

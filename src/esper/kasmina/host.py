@@ -23,11 +23,13 @@ class Host(nn.Module):
     """Arguments that a built-in host was constructed with."""
     channels_last: ClassVar[bool] = False
     block_kind: ClassVar[type[nn.Module] | None] = None
-    """Class of the modules that keep the shape of their input and can be stacked."""
+    """Class of the host's blocks, which keep the shape of their input and can be stacked."""
 
     @property
     def sites(self) -> list[Site]:
-        """Sites at the outputs of all segments but the last; inside a ``Sequential``, at its last child."""
+        """Sites of slots at the outputs of all segments but the last; for a ``Sequential`` segment, at its
+        last child.
+        """
         names = SlotConfig.of_count(len(self.feature_shapes)).slot_ids
         axis = 0 if self.topology == "feature_map" else -1
         return [

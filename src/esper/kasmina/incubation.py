@@ -1,9 +1,10 @@
 """Training of a seed before it changes the network's output, on a shadow branch.
 
-The seed is blended in at a sampled alpha while all other parameters are detached and all buffers are cloned.
-It learns from the loss of that output; network and global random state do not change, if the slot has a
-random stream. A segmented host continues from the features that the last training pass kept at the slot; any
-other network repeats its whole forward pass on a share of the batch."""
+On the shadow branch, the seed is blended in at a sampled alpha, all other parameters are detached and all
+buffers are cloned. The incubating seed learns from the loss of the shadow branch; network and global random
+state do not change, if the slot has a random stream. A segmented host continues from the features that the
+last training pass kept at the slot; any other network repeats its whole forward pass on a share of the batch.
+"""
 
 import math
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def shadow_loss_of(model: MorphogeneticModel, slot: int, batch_loss: Callable[[]
 
 
 class _Call(nn.Module):
-    """Module whose forward calls a function with the network, for ``functional_call``."""
+    """Module whose forward calls a given function with the network, for ``functional_call``."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -68,7 +69,8 @@ def _in_shadow(
         return torch.full((), math.nan, device=device)
     parts = [Participation(active=i in model.blended, ambient=True) for i in range(len(model.slots))]
     with own.draws():
-        # In (0, 1]: at 0 nothing is learned. Drawn on the CPU, so that it is the same number on every device.
+        # Alpha is drawn in (0, 1], because a seed learns nothing at 0, and on the CPU, so that alpha is equal
+        # on every device.
         alpha = 1.0 - torch.rand(())
         alpha = alpha.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else alpha
         parts[slot] = Participation(alpha=alpha, ambient=True)
@@ -79,8 +81,8 @@ def _in_shadow(
 def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
     """Return detached or cloned tensors for the whole model except the incubating seed, by name.
 
-    A shared tensor has one entry for each module that holds it. Otherwise ``functional_call`` would restore
-    a replacement as the original (torch 2.13), and a tied embedding would stop learning.
+    A shared tensor has one entry for each module that holds it. With only one entry, ``functional_call``
+    would restore a replacement as the original (torch 2.13), and a tied embedding would stop learning.
     """
     own = f"network.host.{model.sites[slot].path}.{RESERVED}."
     frozen: dict[str, Tensor] = {}

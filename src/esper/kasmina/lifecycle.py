@@ -1,8 +1,8 @@
 """Lifecycle of seeds: functions that change the stage of a slot in the slot table and return the moves.
 
-Their result depends on the table and the arguments only: no modules, no random numbers, no clock. At the end
-of an epoch ``tick`` is called first, then the measurements are recorded, then ``advance`` makes the moves
-that need no decision.
+The result of a lifecycle function depends only on the slot table and the arguments: no modules, no random
+numbers, no clock. At the end of an epoch ``tick`` is called first, then the measurements are recorded, then
+``advance`` makes the stage moves that need no decision.
 """
 
 from typing import Final, NamedTuple
@@ -18,7 +18,7 @@ class IllegalMoveError(EsperError):
 
 
 def _origin_of_move(table: SlotTable, env: int, slot: int, target: Stage) -> Stage:
-    """Return the slot's stage; raise IllegalMoveError if no move leads from it to ``target``."""
+    """Return the slot's stage; raise IllegalMoveError if no move leads from that stage to ``target``."""
     origin = Stage(int(table.stage[env, slot]))
     if not is_legal_move(origin, target):
         raise IllegalMoveError(
@@ -61,7 +61,7 @@ class Germination(NamedTuple):
     blueprint: int
     style: int
     target: float
-    """Alpha at the end of the first ramp."""
+    """Alpha of the new seed at the end of its first ramp."""
     ramp_epochs: int
     seed_params: int
 
@@ -71,7 +71,7 @@ def germinate(
 ) -> list[StageMove]:
     """Enter a new seed into an empty slot; with ``auto_forward`` it also starts incubation.
 
-    Without incubation epochs it starts blending in the same call.
+    Without incubation epochs, the new seed starts blending in the same call.
     """
     moved = _move(table, env, slot, Stage.GERMINATED, "policy", "germinated")
     table.seed_id[env, slot] = seed.seed_id
@@ -101,7 +101,7 @@ def enter_next_stage(
     """Move the slot to its next stage if the gate between them passes.
 
     Returns:
-        The moves, none if the gate failed, and the verdict of the gate.
+        Stage moves (empty if the gate failed) and the verdict of the gate.
     """
     gate, target, reason = _NEXT[Stage(int(table.stage[env, slot]))]
     verdict = gate(table, env, slot, rules)
@@ -139,7 +139,7 @@ def prune(
     cause: Cause = "policy",
     reason: str = "pruned",
 ) -> list[StageMove]:
-    """Remove a live seed at once, or start a ramp of ``epochs`` to alpha 0, after which it is removed.
+    """Remove a live seed at once, or start a ramp of ``epochs`` to alpha 0, after which the seed is removed.
 
     A seed with alpha 0 is always removed at once.
     """

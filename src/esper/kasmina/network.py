@@ -1,7 +1,7 @@
 """Network that can grow: any ``nn.Module``, its slots, and their row of the slot table.
 
-Stages and alphas are stored in the slot table. Only ``sync`` copies them to the modules: to the alpha buffers
-and to the part that each slot takes in a forward pass.
+Stages and alphas are stored in the slot table. Only ``sync`` copies stages and alphas from the slot table to
+the modules: to the alpha buffers and to the part of each slot in a forward pass.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Follower(Protocol):
     """Receiver of changes, which updates a copy or a wrapper of the network."""
 
     def seed_planted(self, slot: int, graft: Graft) -> None:
-        """React to a new seed."""
+        """Update the copy or wrapper after a seed was added to the network."""
 
     def seed_removed(self, slot: int, graft: Graft) -> None:
-        """React to a seed that was removed."""
+        """Update the copy or wrapper after a seed was removed from the network."""
 
 
 class MorphogeneticModel(nn.Module):
@@ -86,12 +86,12 @@ class MorphogeneticModel(nn.Module):
         self.slots = [SeedSlot(site, host, make_stream(site.name), token) for site in self.sites]
         attach(host, self.slots)
         self._known: dict[int, Graft] = {}
-        """Grafts that optimiser and followers contain, by slot."""
+        """Grafts that the optimisers and the followers of the network contain, by slot."""
         self.sync()
 
     @property
     def segments(self) -> nn.ModuleList | None:
-        """Parts of a built-in host, one ending at each slot; None for any other network."""
+        """Segments of a built-in host, one ending at each slot; None for any other network."""
         return self.host.segments if isinstance(self.host, Host) else None
 
     # --- forward passes -----------------------------------------------------------------------
@@ -119,7 +119,9 @@ class MorphogeneticModel(nn.Module):
                 slot.take_part(part)
 
     def without(self, *off: int) -> list[Participation]:
-        """Return the parts of a pass in which the seeds of the slots ``off`` are inactive."""
+        """Return the parts of all slots in a forward pass in which the seeds of the slots ``off`` are
+        inactive.
+        """
         return [Participation(active=i in self.blended and i not in off) for i in range(len(self.slots))]
 
     def captured(self, slot: int) -> Tensor:
@@ -145,11 +147,12 @@ class MorphogeneticModel(nn.Module):
                 slot.graft.features = None
                 taps = segmented and index in self.incubating
                 slot.graft.take_part(Participation(active=index in self.blended, taps=taps))
-        # Listed once: iterating over modules at every minibatch would cost as much as a convolution.
+        # Seed parameters are listed once: iterating over modules at every minibatch would cost as much as a
+        # convolution.
         self._seed_parameters = [list(slot.parameters()) for slot in self.slots]
 
     def slot(self, index: int) -> SeedSlot:
-        """Return the slot with this index."""
+        """Return the slot module with the given index."""
         return self.slots[index]
 
     @cached_property
@@ -211,7 +214,7 @@ class MorphogeneticModel(nn.Module):
             if source is not None:
                 groups.copy_moments(host_parameters(source), graft.seed.parameters())
             self._inform(slot, graft)
-        except BaseException:  # Ctrl-C too leaves the network unchanged
+        except BaseException:  # The network stays unchanged after Ctrl-C as well.
             self._known.pop(slot, None)
             groups.leave(slot, graft.parameters())
             place.remove()
@@ -225,7 +228,7 @@ class MorphogeneticModel(nn.Module):
         return near[0][0] if near else torch.empty(0)
 
     def _copied(self, slot: int) -> nn.Module | None:
-        """Return the nearest copy upstream of the site's block, or the block itself."""
+        """Return the nearest copy of the site's block upstream of the slot, or the block itself."""
         found = next(iter(self.slots[slot].block), None)
         for index, earlier in enumerate(self.slots[:slot]):
             is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"
@@ -327,9 +330,11 @@ class MorphogeneticModel(nn.Module):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Return to a state of a network with the same host, even if other seeds have grown since.
+        """Restore a saved state of a network with the same host, even if the seeds differ from those of the
+        state.
 
-        Seeds are built and checked before anything changes. The caller restores the optimiser groups.
+        The seeds of the state are built and checked before the network changes. The caller restores the
+        optimiser groups.
 
         Raises:
             HostError: The state belongs to another host or is not finite; the network is unchanged.
@@ -352,7 +357,7 @@ class MorphogeneticModel(nn.Module):
         self.sync()
 
     def layout(self) -> dict[str, Any]:
-        """Return slots and table in plain values, without weights."""
+        """Return the layout: slots and slot table as plain values, without weights."""
         return {
             "network": f"{type(self.host).__module__}.{type(self.host).__qualname__}",
             "sites": [[site.name, site.path, site.topology, site.width] for site in self.sites],
@@ -364,7 +369,7 @@ class MorphogeneticModel(nn.Module):
         """Build the seeds of a layout with arbitrary weights, in the order in which they were planted.
 
         Raises:
-            HostError: The layout belongs to another network, or is none.
+            HostError: The layout belongs to another network, or is not a layout.
         """
         check_layout(self.layout(), state)
         table = SlotTable.empty(1, len(self.slots))

@@ -51,7 +51,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
         base: New network of the same class and sizes, without seeds; not needed for a built-in host.
 
     Returns:
-        ``base`` with the saved weights and seeds; an error leaves it unchanged.
+        ``base`` with the saved weights and seeds; an error leaves ``base`` unchanged.
 
     Raises:
         EsperError: The file is not a saved network.
@@ -62,11 +62,13 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about foreign pickles before it refuses them
+            # torch.load warns about pickles of other programs before it refuses them.
+            warnings.simplefilter("ignore")
             saved = torch.load(Path(path), map_location="cpu", weights_only=True)
         sites = [_site(entry) for entry in saved["sites"]]
         state, name, spec = dict(saved["state"]), saved["class"], saved["spec"]
-    except Exception as error:  # torch raises many classes for foreign bytes, IndexError among them
+    # torch.load raises many exception classes for other files, IndexError among them.
+    except Exception as error:
         raise EsperError(
             f"'{path}' is no network that esper saved ({type(error).__name__}); pass a file that"
             " Grown.save wrote"
@@ -77,7 +79,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
         raise HostError(f"'{path}' holds a {name}, and base is a {type(base).__qualname__}")
     try:
         slots = [SeedSlot(site, base) for site in sites]
-    except AttributeError as error:  # the submodule of a slot is missing
+    except AttributeError as error:  # The submodule of a slot is missing in the base network.
         raise _misfit(path, base, error) from None
     attach(base, slots)
     # load_state_dict copies the tensors that fit before it raises for the others.
@@ -85,7 +87,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
     try:
         base.load_state_dict(state)
         finish(base)
-    except BaseException as error:  # Ctrl-C too leaves base unchanged
+    except BaseException as error:  # The base network stays unchanged after Ctrl-C as well.
         detach(base)
         base.load_state_dict(before)
         if isinstance(error, RuntimeError):
@@ -105,7 +107,7 @@ def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Mo
     kinds = {kind.__qualname__: kind for kind in HOSTS.values()}
     if spec is None or name not in kinds:
         raise HostError(f"'{path}' holds a {name}, which is no built-in host; pass base=, a new {name}")
-    with TorchStream(0):  # the initial weights are overwritten
+    with TorchStream(0):  # The initial weights are overwritten by the saved weights.
         return kinds[name](**spec)
 
 

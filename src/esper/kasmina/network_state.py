@@ -37,7 +37,9 @@ def check_state(slots: Sequence[SeedSlot], own: dict[str, Tensor], state: dict[s
 
 
 def loaded_graft(slot: SeedSlot, tensors: dict[str, Tensor]) -> Graft | None:
-    """Return the seed of ``slot`` in a state dict, not attached; None if the slot is empty there."""
+    """Return the seed of ``slot`` in a state dict, not attached; None if the slot is empty in the state
+    dict.
+    """
     prefix = f"{slot.site.path}.{RESERVED}.graft."
     own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     if not own:

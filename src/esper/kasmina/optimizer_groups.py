@@ -21,10 +21,10 @@ from esper.leyline.errors import HostError
 
 _SHARDED: Final = ("ZeroRedundancyOptimizer", "DeepSpeedZeroOptimizer", "_NamedOptimizer")
 _MATRICES_ONLY: Final = "muon"
-"""Part of the class name of optimisers that accept only matrices."""
+"""Text that occurs in the class names of optimisers that accept only matrices."""
 _RATES: Final = ("lr", "initial_lr")
 SEED_NAME: Final = "esper_slot"
-"""Path component that every parameter of a seed has."""
+"""Component that occurs in the path of every parameter of a seed."""
 
 Group = dict[str, Any]
 
@@ -104,7 +104,9 @@ class OptimizerGroups:
                 optimiser.state.pop(parameter, None)
 
     def copy_moments(self, old: Iterable[nn.Parameter], new: Iterable[nn.Parameter]) -> None:
-        """Copy the optimiser state of ``old`` to ``new``, pair by pair, where one optimiser holds both."""
+        """Copy the optimiser state of each parameter in ``old`` to its counterpart in ``new``, if one
+        optimiser trains both parameters.
+        """
         for theirs, ours in zip(old, new, strict=True):
             source, target = self._optimiser_of(theirs), self._optimiser_of(ours)
             if source is not None and source is target and theirs in source.state:
@@ -120,7 +122,9 @@ class OptimizerGroups:
     def load_state(
         self, state: dict[str, Any], parameters_of: Callable[[int], Sequence[nn.Parameter]]
     ) -> None:
-        """Return to ``state``; ``parameters_of`` gives the parameters of a slot's present seed."""
+        """Restore the optimisers from ``state``; ``parameters_of`` gives the parameters of a slot's present
+        seed.
+        """
         for slot, group in list(self._own.items()):
             self.leave(slot, list(group["params"]))
         if self._separate:
@@ -128,7 +132,7 @@ class OptimizerGroups:
                 self.join(slot, "", parameters_of(slot))
         for optimiser, kept in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(deepcopy(kept))
-        if self._own:  # load_state_dict makes new group objects
+        if self._own:  # load_state_dict creates new group objects.
             groups = self.optimisers[0].param_groups[-len(self._own) :]
             self._own = dict(zip(state["order"], groups, strict=True))
 
@@ -143,7 +147,7 @@ class OptimizerGroups:
         others = [self._net.get_submodule(p) for p in (*before[::-1], *after)]
         layers = [host_parameters(self._net.get_submodule(path))]
         layers += [list(other.parameters(recurse=False)) for other in others]
-        layers.append(host_parameters(self._net))  # last, modules that the sample did not run
+        layers.append(host_parameters(self._net))  # Modules that the sample did not run come last.
         return [layer for layer in layers if layer]
 
     def _group_for(self, parameter: nn.Parameter, near: Sequence[Sequence[nn.Parameter]]) -> Group:
@@ -155,7 +159,7 @@ class OptimizerGroups:
         held = [[p for p in layer if id(p) in group_of] for layer in near]
         held = [layer for layer in held if layer]
         if not held and not any(p.requires_grad for layer in near for p in layer):
-            return self._groups[0][1]  # the host is frozen: an optimiser for seeds only
+            return self._groups[0][1]  # The host is frozen, so the optimiser trains seeds only.
         if not held:
             raise HostError("no group of the optimiser holds a parameter of the network any more")
         optimiser, owner = group_of[id(held[0][0])]

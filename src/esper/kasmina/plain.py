@@ -1,8 +1,8 @@
 """Conversion of a network with slots into a plain module, with a comparison of their outputs.
 
 A seed becomes a ``torch.fx`` graph of torch modules: a child of its submodule and that submodule's forward
-hook. Class, signature, attributes, containers and other hooks of the network stay, and unpickling it needs no
-code of esper. A linear seed after a linear layer is merged into its weight.
+hook. Class, signature, attributes, containers and other hooks of the network do not change, and unpickling
+the plain module needs no code of esper. A linear seed after a linear layer is merged into the layer's weight.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of
 from esper.leyline import BlendOperator, BlueprintError, HostError, Stage
 
 MERGED_TOLERANCE: Final = (1e-4, 1e-5)
-"""Relative and absolute tolerance of merged weights, which sum in another order; all else is bit-equal."""
+"""Relative and absolute tolerance of outputs with merged weights, which sum in another order; other outputs
+must be bit-equal.
+"""
 
 Undo = Callable[[], None]
 Outputs = dict[str, list[Tensor]]
@@ -35,13 +37,13 @@ Leave = Callable[[Iterable[nn.Parameter]], None]
 
 
 def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Leave = lambda _: None) -> bool:
-    """Turn all slots of ``net`` into plain modules and compare the result with the network before.
+    """Turn all slots of ``net`` into plain modules and compare the outputs before and after the conversion.
 
     Args:
         net: Network with slots.
-        sample: Input of the comparison; without one each seed is compared on made-up features.
+        sample: Input of the comparison; without a sample each seed is compared on synthetic features.
         merge: Add linear seeds after linear layers to the layers' weights; needs a sample.
-        leave: Called with the parameters that were merged away.
+        leave: Called with the parameters of merged seeds, which no longer exist.
 
     Returns:
         Whether seeds are left as graphs in the network.
@@ -67,7 +69,7 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
                     _compare_seed(slot)
                 undone.append(_settle(submodule, slot))
             _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
-    except BaseException:  # Ctrl-C too leaves the network unchanged
+    except BaseException:  # The network stays unchanged after Ctrl-C as well.
         for undo in reversed(undone):
             undo()
         raise
@@ -86,7 +88,7 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     stages = dict(zip(model.slot_config.slot_ids, model.table.stage[0], strict=True))
     for slot in slots_of(host).values():
         if slot.graft is not None:
-            slot.graft.stream = None  # the plain module draws dropout masks from the global generator
+            slot.graft.stream = None  # The plain module draws dropout masks from the global generator.
         if slot.graft is not None and stages[slot.site.name] != Stage.FOSSILIZED:
             slot.remove()
     finish(host, host.sample_input(2) if isinstance(host, Host) else None)
@@ -151,9 +153,11 @@ def _is_linear(net: nn.Module, submodule: nn.Module, slot: SeedSlot) -> bool:
 
 @torch.no_grad()
 def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> Undo | None:
-    """Set W ← (1 + alpha·M)·W and b likewise, with M the seed's map; return None if rounding errs too much.
+    """Merge the seed's linear map M into the layer: W ← (1 + alpha·M)·W and b likewise; return None if the
+    rounding error is too large.
 
-    A weight in bfloat16 has too few digits for the sum, and a deep network may amplify the error.
+    Weights in bfloat16 have too few digits for the merged sum, and a deep network may amplify the rounding
+    error.
     """
     layer = net.get_submodule(slot.site.path)
     assert isinstance(layer, nn.Linear)
@@ -205,7 +209,9 @@ class _Hook(nn.Module):
 
 
 class _Tracer(fx.Tracer):
-    """Traces through modules of esper and its subclasses; all others stay modules."""
+    """Tracer that traces through modules of esper and their subclasses; other modules stay modules of the
+    graph.
+    """
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         bases = {base for inner in m.modules() for base in type(inner).__mro__}
@@ -224,14 +230,14 @@ def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
             " it without branches on values, or do not derive it from classes of esper"
         ) from error
     for node in graph.nodes:
-        node.type = None  # annotations as text cannot be pickled
-    graph._tracer_cls = None  # it would be pickled by name, and is esper's
+        node.type = None  # Type annotations given as text cannot be pickled.
+    graph._tracer_cls = None  # The tracer class would be pickled by its name in esper.
     return fx.GraphModule(hook, graph, class_name="Grown")
 
 
 @contextmanager
 def _plain_attention(graft: Graft) -> Iterator[None]:
-    """Use plain attention inside: flex attention branches on tensors and cannot be traced."""
+    """Use plain attention inside the context: flex attention branches on tensors and cannot be traced."""
     heads = [(m, m.attend) for m in graft.modules() if isinstance(m, Heads)]
     for module, _ in heads:
         module.attend = causal_attention
@@ -246,7 +252,9 @@ def _plain_attention(graft: Graft) -> Iterator[None]:
 
 
 def _outputs(net: nn.Module, sample: Any) -> Outputs:
-    """Return all tensors that ``net`` returns for the sample: in both modes, with and without grad."""
+    """Return all tensors that ``net`` returns for the sample, in training and evaluation mode, with and
+    without gradients.
+    """
     found: Outputs = {}
     if sample is None:
         return found
@@ -259,7 +267,7 @@ def _outputs(net: nn.Module, sample: Any) -> Outputs:
 
 
 def _compare_seed(slot: SeedSlot) -> None:
-    """Compare a seed's graph with the seed on made-up features, in both modes."""
+    """Compare a seed's graph with the seed on synthetic features, in training and evaluation mode."""
     graft = slot.held
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)

@@ -1,7 +1,7 @@
 """Independent torch random streams as contexts.
 
-Layers draw from torch's global generators. Inside the context the generators have the state of the stream;
-on exit they have their earlier state again, bit for bit.
+Layers draw from torch's global generators. Inside the context of a stream, torch's global generators have the
+state of the stream; on exit their earlier state is restored, bit for bit.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class TorchStream:
         torch.cuda.set_rng_state(state[-CUDA_STATE:], self._cuda)
 
     def get_state(self) -> Tensor:
-        """Return the position in the stream."""
+        """Return the position in the random stream."""
         return self._state.clone()
 
     def set_state(self, state: Tensor) -> None:
-        """Continue from a position that ``get_state`` returned."""
+        """Set the random stream to a position that ``get_state`` returned."""
         self._state = state.clone()

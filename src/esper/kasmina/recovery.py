@@ -1,7 +1,8 @@
 """Recovery from a broken epoch: remove the seed that caused it, or return to the last good state.
 
-A rollback restores weights, optimisers and topology. Time and data continue, and random streams restart under
-the number of the rollback, so that the same failure is not repeated."""
+A rollback restores weights, optimisers and topology. After a rollback, time and data continue, and random
+streams restart with the number of the rollback, so that the same failure is not repeated.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,9 +22,9 @@ from esper.kasmina.optimizer_groups import clone_tree
 from esper.leyline import SlotTable, Stage, StageMove
 
 SNAPSHOT_EVERY: Final = 3
-"""Good epochs between snapshots; a fossilisation takes one too."""
+"""Number of good epochs between snapshots; a snapshot is also taken after a fossilisation."""
 ROLLBACK_LIMIT: Final = 3
-"""Number of the rollback that ends an episode, unless given."""
+"""Default number of rollbacks at which an episode ends."""
 NOT_FINITE: Final = Alarm("non-finite", math.nan, math.inf)
 
 
@@ -40,17 +41,19 @@ class Recoverable(Protocol):
         """Return to a snapshot."""
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
-        """React to rollback ``number``, which has not changed the seeds of the slots ``stayed``."""
+        """Update the training after rollback ``number``, which has not changed the seeds of the slots
+        ``stayed``.
+        """
 
     def count(self, moves: Sequence[StageMove]) -> None:
-        """React to stage moves."""
+        """Update the training after stage moves."""
 
     def measure(self, *, contributions: bool) -> Contributions:
         """Score the network and, on request, each seed's contribution."""
 
 
 class Intervention(NamedTuple):
-    """An alarm, the answer to it, and the stage moves that the answer caused."""
+    """Intervention: an alarm, the recovery action, and the stage moves that the action caused."""
 
     alarm: Alarm
     answer: str
@@ -64,7 +67,7 @@ class Recovery:
         trained: Network in training.
         governor: Decides whether a loss is acceptable.
         loss: Loss of a minibatch; only needed to find the cause of a non-finite minibatch.
-        limit: Number of the rollback after which recovery gives up.
+        limit: Number of rollbacks at which recovery gives up.
     """
 
     def __init__(
@@ -84,12 +87,12 @@ class Recovery:
         """Whether the epoch that was checked last ended in a rollback."""
         self._fossilized = False
         self._good: Any = None
-        """The last snapshot; None after another state was loaded."""
+        """Last snapshot of the training; None after another state was loaded."""
         self._keep(0)
 
     @property
     def given_up(self) -> bool:
-        """Whether the limit of rollbacks is reached."""
+        """Whether the training has reached the limit of rollbacks."""
         return self.rollbacks >= self._limit
 
     def note_fossil(self) -> None:
@@ -107,7 +110,7 @@ class Recovery:
         Args:
             measured: Validation of the network after the epoch.
             epoch: Number of the epoch.
-            broken: The training met non-finite numbers for which no seed could be removed.
+            broken: Whether the epoch had non-finite numbers that no seed caused.
 
         Returns:
             Whether the network changed, so that it must be measured again.
@@ -132,7 +135,9 @@ class Recovery:
     # --- snapshots ----------------------------------------------------------------------------
 
     def forget_snapshot(self) -> None:
-        """Drop the snapshot, after another state was loaded; the next good epoch is the next snapshot."""
+        """Drop the snapshot, after another state was loaded; the next snapshot is taken after the next good
+        epoch.
+        """
         self._good, self._good_epoch = None, -SNAPSHOT_EVERY
 
     def _keep(self, epoch: int) -> None:
@@ -181,14 +186,16 @@ class Recovery:
             self._prune(slot, "non-finite while incubating")
 
     def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
-        """Remove the live seeds that made a minibatch non-finite; return whether there was one."""
+        """Remove the live seeds that made a minibatch non-finite; return whether there was such a seed."""
         guilty = [slot for slot in self._trained.model.blended if self._explains(slot, x, y)]
         for slot in guilty:
             self._prune(slot, "non-finite while blended")
         return bool(guilty)
 
     def _explains(self, slot: int, x: Tensor, y: Tensor) -> bool:
-        """Return whether ``slot`` has a live seed that is non-finite, or without which all is finite."""
+        """Return whether ``slot`` has a live seed that is non-finite, or without which loss and gradients are
+        finite.
+        """
         model = self._trained.model
         if not model.table.live[0, slot]:
             return False
@@ -283,12 +290,14 @@ class UserTraining:
                     optimiser.state[parameter] = clone_tree(moments[name])
 
     def _optimisers(self) -> dict[str, Optimizer]:
-        """Return the optimisers by number and class: moments of one class mean nothing to another."""
+        """Return the optimisers by number and class, because moments cannot be loaded into an optimiser of
+        another class.
+        """
         optimisers = self.model.groups.optimisers if self.model.groups else ()
         return {f"{number} {type(each).__name__}": each for number, each in enumerate(optimisers)}
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
-        """Do nothing: compute is not undone, and the user's random generators have advanced."""
+        """Do nothing: a rollback does not undo compute, and the user's random generators have advanced."""
 
     def measure(self, *, contributions: bool) -> Contributions:
         """Measure the contributions of all active seeds."""

@@ -9,13 +9,16 @@ DECAY_SHARE: Final = 0.2
 
 
 def cosine_rate(base: float, progress: float) -> float:
-    """Return ``base`` at progress 0 and zero at progress 1, along a half cosine."""
+    """Return a learning rate that falls from ``base`` at progress 0 to zero at progress 1, along a half
+    cosine.
+    """
     return base * 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
 def wsd_factor(progress: float, minibatch: int, warmup: int) -> float:
-    """Warmup-stable-decay factor (Hu et al. 2024): a rise over ``warmup`` minibatches, then 1, then 0.
+    """Return the warmup-stable-decay factor (Hu et al. 2024): it rises to 1 over ``warmup`` minibatches,
+    stays at 1, and falls to 0 at the end.
 
-    The decay is linear over the last ``DECAY_SHARE`` of the episode.
+    The learning rate decays linearly over the last ``DECAY_SHARE`` of the episode.
     """
     return min(1.0, (minibatch + 1) / (warmup + 1), max((1.0 - progress) / DECAY_SHARE, 0.0))

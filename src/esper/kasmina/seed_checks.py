@@ -1,4 +1,6 @@
-"""Checks of a new seed before it enters a slot: it fits the slot and returns a delta of zero."""
+"""Checks of a new seed before it is attached to a slot: the seed fits the slot and returns a delta of
+zero.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from esper.leyline.errors import BlueprintError
 
 
 def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) -> None:
-    """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the message names others."""
+    """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the message names blueprints that
+    fit.
+    """
     others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(width, copyable=copyable))
     if spec.copies and not copyable:
         raise BlueprintError(
@@ -42,7 +46,7 @@ def refusals(spec: BlueprintSpec, sample: Tensor) -> Iterator[None]:
 
 
 def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
-    """Run a copy of the seed on ``sample`` in both modes and check its delta.
+    """Run a copy of the seed on ``sample`` in training and evaluation mode and check its delta.
 
     Returns:
         Whether the seed draws random numbers in training mode.
@@ -55,7 +59,7 @@ def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
             f"blueprint '{spec.name}' has no parameters, so its seed could not learn; give it a layer with"
             " weights"
         )
-    # A copy, so that the sample does not enter the seed's running statistics.
+    # A copy of the seed is run, so that the sample does not change the seed's running statistics.
     trial, sample = copy.deepcopy(seed).cpu(), sample.cpu()
     before = torch.get_rng_state()
     _check_delta(spec, trial.train(), sample)
@@ -67,7 +71,7 @@ def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
 def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
     """Raise BlueprintError unless the delta has the input's shape, is finite, and is zero at birth.
 
-    The delta of a copied block may be non-zero. The input must not be changed in place.
+    The delta of a copied block may be non-zero. A seed must not change its input in place.
     """
     name, features = spec.name, sample.clone()
     with torch.no_grad():

@@ -1,4 +1,5 @@
-"""Submodules of a network after which a seed can be planted: stated by a built-in host, or found.
+"""Sites: submodules of a network after which a seed can be planted, stated by a built-in host or found by a
+forward pass.
 
 A site is a submodule that runs exactly once per forward and returns a tensor of features, alone or inside a
 tuple, a dict or a dataclass. A site named after a ``Sequential`` is attached to its last child, whose output
@@ -37,7 +38,7 @@ class Output(NamedTuple):
 
     holder: Holder
     key: Any = None
-    """Index or name of the tensor; None if the return value is the tensor."""
+    """Index or name of the feature tensor in the return value; None if the return value is the tensor."""
 
     def features(self, output: Any) -> Any:
         """Return the tensor that a seed reads and changes."""
@@ -69,7 +70,7 @@ class Site:
     """One submodule after which a seed can be planted."""
 
     name: str
-    """Name that the user gave or reads, such as ``layer2``."""
+    """Name of the site for the user, such as ``layer2``."""
     path: str
     """Path of the submodule that carries the slot, such as ``layer2.1``."""
     topology: Topology
@@ -80,10 +81,11 @@ class Site:
     swap: tuple[int, int] | None = None
     """Axes to transpose for features ``[tokens, batch, width]`` or ``[batch, width, tokens]``."""
     block: str | None = None
-    """Path of the block that a ``stack`` seed copies: one tensor in, the same shape out. None if there is
-    none."""
+    """Path of the block that a ``stack`` seed copies; the block maps one tensor to a tensor of the same
+    shape. None if there is no such block.
+    """
     channels_last: bool = False
-    """Feature maps have the memory format ``torch.channels_last``, and so do the weights of seeds."""
+    """Whether feature maps and the weights of seeds have the memory format ``torch.channels_last``."""
 
 
 def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
@@ -96,7 +98,7 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
         sample: Input of the network.
 
     Raises:
-        HostError: A submodule cannot carry a slot, or none was named.
+        HostError: A submodule cannot carry a slot, or no submodule was named.
         UnknownNameError: A name matches no submodule.
     """
     calls, result = dry_forward(net, sample)
@@ -122,13 +124,17 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
 
 
 def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
-    """Return the position of every submodule that runs, in the order in which their calls end."""
+    """Return the position of every submodule that runs in a forward pass, in the order in which the calls
+    end.
+    """
     calls, _ = dry_forward(net, sample)
     return {path: index for index, path in enumerate(dict.fromkeys(each.path for each in calls))}
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
-    """Raise HostError if the forward pass fails in training mode, or a site returns another type there."""
+    """Raise HostError if the forward pass fails in training mode, or a site returns another type in training
+    mode.
+    """
     calls, _ = dry_forward(net, sample, training=True)
     for site in sites:
         outputs = [each.output for each in calls if each.path == site.path]
@@ -161,7 +167,9 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _matches(name: str, glob: str) -> bool:
-    """Match a path component by component: ``layers.*`` matches only direct children of ``layers``."""
+    """Match the path of a submodule component by component: ``layers.*`` matches only direct children of
+    ``layers``.
+    """
     parts, patterns = name.split("."), glob.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
@@ -209,7 +217,9 @@ def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]
 
 
 def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:
-    """Return ``path``, or for a container the child that computes its output; None if no child does."""
+    """Return ``path``, or for a container the path of the child that computes its output; None if no child
+    does.
+    """
     module = net.get_submodule(path)
     if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return path
@@ -259,7 +269,8 @@ _CHANNELS_LAST: Final = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.M
 def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple[int, int] | None:
     """Return the axes to transpose, so that features are ``[batch, tokens, width]``.
 
-    Inferred from the last layer at or before ``path`` with a fixed channel axis, and from ``batch_first``.
+    The axes are inferred from the last layer at or before ``path`` with a fixed channel axis, and from
+    ``batch_first``.
     """
     until = list(by_path).index(path) + 1
     for earlier in reversed(list(by_path)[:until]):
@@ -284,7 +295,8 @@ def _is_width_last(module: nn.Module) -> bool:
 
 
 def _is_block(module: nn.Module, found: Call) -> bool:
-    """Return whether the module has children, was called with one tensor only, and kept its shape.
+    """Return whether the module has children, was called with one tensor only, and returned a tensor of the
+    same shape.
 
     A module with an attention mask is no block even if the mask was None: transformers passes one for padded
     batches only.
@@ -311,7 +323,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
     places = blocks or [
         p
         for p in by_path
-        if not p.startswith(grown)  # branches of a seed from an earlier growth
+        if not p.startswith(grown)  # Modules of seeds from an earlier growth are left out.
         and any(True for _ in net.get_submodule(p).parameters(recurse=False))
     ]
     ends = tensors_in(result)
@@ -329,7 +341,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
             f"slots='auto' finds no place in {type(net).__name__}: no layer runs exactly once and hands on"
             " features; name submodules with slots=[…]"
         )
-    # The last site of each of ``count`` stretches of equal length, so that the sites cover the depth.
+    # The network is divided into ``count`` parts of equal length, and the last site of each part is chosen.
     count = min(len(found), MOST_AUTO_SITES)
     return [found[round((i + 1) * len(found) / count) - 1] for i in range(count)]
 

@@ -1,8 +1,8 @@
 """Slots: child modules that hold one seed each and blend it into their parent's output in a forward hook.
 
-As a child module the seed is part of ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and
-pickling. An empty slot has no tensors and no hook: it costs no time, adds no key to the state dict, and does
-not disable torch's fused layers. Stage, age and alpha are stored in the slot table.
+A seed is a child module, so ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and pickling include
+it. An empty slot has no tensors and no hook: it costs no time, adds no key to the state dict, and does not
+disable torch's fused layers. Stage, age and alpha are stored in the slot table.
 """
 
 from __future__ import annotations
@@ -47,17 +47,19 @@ class SeedSlot(nn.Module):
     ) -> None:
         super().__init__()
         self.site = site
-        # Modules in tuples: torch does not register them as children.
+        # Modules are stored in tuples, so that torch does not register them as children.
         self.parent = (net.get_submodule(site.path),)
         self.block = () if site.block is None else (net.get_submodule(site.block),)
-        """The module that a ``stack`` seed copies, if there is one."""
+        """Module that a ``stack`` seed copies, if there is one."""
         self.stream = stream
         self.token = token
         self.forwards = () if stream else tuple({type(module).forward for module in net.modules()})
-        """Functions of the network that torch.compile may have compiled."""
+        """Forward functions of the network that torch.compile may have compiled."""
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
-        """Handle of the hook; pickled too, because it reserves the hook's number in a new process."""
+        """Handle of the forward hook; it is pickled, because it reserves the hook's number in a new
+        process.
+        """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's has no annotations
@@ -66,12 +68,14 @@ class SeedSlot(nn.Module):
     # --- forward pass -------------------------------------------------------------------------
 
     def take_part(self, participation: Participation) -> None:
-        """Set the part of the slot's seed, if there is one, in the passes to come."""
+        """Set the part of the slot's seed, if there is one, in later forward passes."""
         if self.graft is not None:
             self.graft.take_part(participation)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise HostError: only the hook runs a seed, and the parent must not call its children in turn."""
+        """Raise HostError: only the forward hook runs a seed, and the parent must not call its children one
+        by one.
+        """
         raise HostError(
             f"the submodule at '{self.site.path}' runs all its children in turn, its slot among them; name"
             " the child that comes last as the slot"
@@ -82,9 +86,9 @@ class SeedSlot(nn.Module):
     def germinate(
         self, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor, block: nn.Module | None = None
     ) -> Graft:
-        """Build a seed, check it and put it into the forward at full alpha.
+        """Build a seed, check it and attach it to the forward pass at full alpha.
 
-        A blueprint that is refused leaves slot and random state as they were.
+        A blueprint that is refused leaves slot and random state unchanged.
 
         Args:
             blueprint: Name of the blueprint.
@@ -94,7 +98,7 @@ class SeedSlot(nn.Module):
 
         Raises:
             SlotError: The slot holds a seed.
-            BlueprintError: The blueprint does not fit the slot, or its seed is no delta of exactly zero.
+            BlueprintError: The blueprint does not fit the slot, or the delta of its seed is not exactly zero.
         """
         if self.graft is not None:
             raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
@@ -123,7 +127,7 @@ class SeedSlot(nn.Module):
             raise
 
     def hold(self, graft: Graft) -> None:
-        """Put ``graft`` into the forward of the slot's submodule."""
+        """Attach ``graft`` to the forward pass of the slot's submodule."""
         [submodule] = self.parent
         self.graft = graft.train(submodule.training)
         self.handle = submodule.register_forward_hook(graft.on_forward)
@@ -139,24 +143,27 @@ class SeedSlot(nn.Module):
         return graft
 
     def _notice_hooks(self) -> None:
-        if self.stream is None:  # networks of environments, whose slots have streams, are never compiled
+        # Networks of environments, whose slots have random streams, are never compiled.
+        if self.stream is None:
             notice_hooks(self.forwards)
 
     @property
     def seed(self) -> nn.Module | None:
-        """The seed module; None in an empty slot."""
+        """Seed module of the slot; None if the slot is empty."""
         return None if self.graft is None else self.graft.seed
 
     @property
     def held(self) -> Graft:
-        """Graft of a slot that is known to hold one."""
+        """Graft of a slot that is known to hold a seed."""
         assert self.graft is not None, f"slot {self.site.name} is empty"
         return self.graft
 
     # --- state --------------------------------------------------------------------------------
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Build the seed that the state describes, or remove the present one, before weights are loaded."""
+        """Build the seed that a state dict describes, or remove the present seed, before weights are
+        loaded.
+        """
         wanted = state_dict.get(f"{prefix}graft.description")
         if self.graft is not None and wanted is None:
             GrowthWarning.issue(
@@ -166,7 +173,7 @@ class SeedSlot(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def match(self, description: Tensor | None, like: Tensor | None) -> None:
-        """Hold a seed of this description, or none; keep the present seed if it matches.
+        """Attach a seed of the given description, or empty the slot; keep the present seed if it matches.
 
         A new seed has arbitrary weights, with the device and dtype of ``like``.
         """
@@ -177,7 +184,9 @@ class SeedSlot(nn.Module):
             self.hold(self.rebuilt(description, like))
 
     def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
-        """Return a graft of this description with arbitrary weights, not attached; keeps the random state."""
+        """Return a graft of the given description with arbitrary weights, not attached; the random state is
+        unchanged.
+        """
         blueprint, style = described(description)
         spec = blueprint_named(blueprint, self.site.topology)
         with TorchStream(0):
@@ -192,15 +201,16 @@ class SeedSlot(nn.Module):
         return graft
 
     def sample_features(self, like: Tensor, *, as_they_are: bool) -> Tensor:
-        """Return made-up features of two samples; all values differ, as normalisation maps a constant to
-        0."""
+        """Return synthetic features of two samples; all values differ, because normalisation maps a constant
+        to 0.
+        """
         shape = (2, *self.site.shape[1:])
         sample = torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape).to(like)
         return sample.transpose(*self.site.swap) if self.site.swap and as_they_are else sample
 
 
 COPIES: Final[WeakSet[SeedSlot]] = WeakSet()
-"""Slots made by deepcopy or unpickling."""
+"""Slots that were created by deepcopy or unpickling."""
 
 
 def without_slots(module: nn.Module) -> nn.Module:
@@ -235,11 +245,13 @@ def detach(net: nn.Module) -> None:
 
 
 def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
-    """Let torch.compile notice hooks that were added or removed; by default it ignores them.
+    """Let torch.compile notice hooks that were added or removed; by default torch.compile ignores changes of
+    hooks.
 
-    Code that was compiled before the first call is reset, once per process. Later a hook recompiles only code
-    that runs its module; the compiled code of ``forwards`` is dropped, so that growth does not reach the
-    recompile limit."""
+    Code that was compiled before the first call is reset, once per process. In later calls, a changed hook
+    recompiles only code that runs the hook's module; the compiled code of ``forwards`` is dropped, so that
+    growth does not reach the recompile limit.
+    """
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
         return

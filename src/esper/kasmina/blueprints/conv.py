@@ -14,10 +14,10 @@ from esper.kasmina.blueprints.registry import register_blueprint
 HEAVY_MIN_HIDDEN = 16
 """Smallest number of hidden channels of CONV_HEAVY, both branches together."""
 REDUCTION = 4
-"""Channels of the slot per hidden channel."""
+"""Number of the slot's channels per hidden channel."""
 ATTENTION_MIN_HIDDEN = 4
 BOTTLENECK_MIN_HIDDEN = 8
-"""Smallest numbers of hidden channels, both branches together."""
+"""Smallest numbers of hidden channels by blueprint, both branches together."""
 
 
 @register_blueprint("norm", topology="feature_map")
@@ -37,7 +37,7 @@ class Norm(nn.Module):
 class ConvSmall(Mirrored):
     """1×1 convolution, GELU, 1×1 convolution: mixes channels at each position.
 
-    No ReLU: the few hidden units of a narrow slot could all start inactive.
+    ReLU is not used: the few hidden units of a narrow slot could all start inactive.
     """
 
     def __init__(self, width: int) -> None:
@@ -102,7 +102,8 @@ class Bottleneck(Mirrored):
     def __init__(self, width: int) -> None:
         hidden = _branch_hidden(width, BOTTLENECK_MIN_HIDDEN)
         down, middle = nn.Conv2d(width, hidden, 1), nn.Conv2d(hidden, hidden, 3, padding=1)
-        # With torch's default the output of three layers is too small for a gate to receive a gradient.
+        # With torch's default initialisation the output of three layers is too small for a gate to receive a
+        # gradient.
         nn.init.kaiming_normal_(down.weight, nonlinearity="linear")
         nn.init.kaiming_normal_(middle.weight, nonlinearity="relu")
         super().__init__(down, middle, nn.GELU(), nn.Conv2d(hidden, width, 1))

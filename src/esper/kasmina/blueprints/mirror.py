@@ -1,8 +1,8 @@
 """Two branches whose sum is zero at birth.
 
 A delta must start at exactly zero. With a last layer of zeros the layers before it would receive no gradient
-in the first step and a small one in the second. Here only the sum is zero, and every weight receives a
-gradient in the first backward pass.
+in the first step and a small one in the second. With two branches that cancel, only the sum is zero, and
+every weight receives a gradient in the first backward pass.
 """
 
 import copy

@@ -35,14 +35,16 @@ class BlueprintSpec:
     topology: Topology
     index: int
     build: Callable[[Any], nn.Module]
-    """Builds a seed from the width of the slot, or from the block that it copies."""
+    """Function that builds a seed from the width of the slot, or from the block that the seed copies."""
     multiple_of: int
-    """The width of the slot must be a multiple of this number."""
+    """Number that the width of the slot must be a multiple of."""
     copies: bool = False
-    """The seed is a copy of a block upstream of the slot, and not zero at birth."""
+    """Whether the seed is a copy of a block upstream of the slot, and then not zero at birth."""
 
     def fits(self, width: int, *, copyable: bool) -> bool:
-        """Return whether a slot of ``width`` can hold a seed; ``copyable`` if it has a block to copy."""
+        """Return whether a slot of ``width`` can hold a seed of the blueprint; ``copyable`` tells whether the
+        slot has a block to copy.
+        """
         return width % self.multiple_of == 0 and (copyable or not self.copies)
 
 
@@ -127,8 +129,8 @@ def specs_for(topology: Topology) -> list[BlueprintSpec]:
 def blueprint_names(topologies: Collection[Topology]) -> tuple[str, ...]:
     """Return the name of every blueprint index for slots of these topologies.
 
-    A single topology uses the registry's indices. With several topologies the blueprints that are not built
-    in get free indices; if none is left, names are appended and cannot be chosen by a controller.
+    A single topology uses the registry's indices. With several topologies, blueprints that are not built in
+    get free indices; if no index is left, their names are appended and cannot be chosen by a controller.
     """
     specs = [spec for topology in sorted(topologies) for spec in specs_for(topology)]
     names = list(BLUEPRINT_IDS)

@@ -1,7 +1,7 @@
 """Blueprint that copies a block of the network: growth in depth.
 
 The copy starts with the trained weights of the block (progressive stacking, Gong et al. 2019; G_stack, Du et
-al. 2024). Unlike all other seeds it is not zero at birth.
+al. 2024). Unlike all other seeds, a copied block is not zero at birth.
 """
 
 from torch import Tensor, nn

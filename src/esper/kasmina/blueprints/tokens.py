@@ -2,7 +2,8 @@
 
 Each delta is exactly zero at birth, and every weight receives a gradient in the first backward pass. Several
 layers are two branches that cancel (``Mirrored``), each with half of the heads, rank or hidden units. No
-token depends on a later one. Features have the blueprints that treat each token separately.
+token depends on a later one. For features ``[batch, width]`` there are only the blueprints that treat each
+token separately.
 """
 
 from collections.abc import Callable
@@ -18,12 +19,14 @@ from esper.kasmina.blueprints.mirror import Mirrored
 from esper.kasmina.blueprints.registry import Topology, register_blueprint
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention of query, key and value ``[batch, heads, tokens, head size]``; returns the same shape."""
+"""Attention function of query, key and value ``[batch, heads, tokens, head size]``; the result has the same
+shape.
+"""
 
 HEADS = 4
-"""Attention heads of both branches together; the width of a slot must be a multiple of this number."""
+"""Number of attention heads of both branches together; the width of a slot must be a multiple of it."""
 FLEX_MIN_HEAD_SIZE = 16
-"""Flex attention has no kernel for smaller heads."""
+"""Smallest head size for which flex attention has a kernel."""
 
 
 @register_blueprint("norm", topology="tokens")

@@ -16,14 +16,14 @@ SMALLEST_POOLED = 4
 
 
 class GlobalHead(nn.Module):
-    """Mean over the positions, then a linear classifier."""
+    """Classifier head: mean over the positions, then a linear layer."""
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, classes)
 
     def forward(self, h: Tensor) -> Tensor:
-        # Channels last, so that the gradient has the memory layout of the features.
+        # Features are permuted to channels last, so that the gradient has the memory layout of the features.
         return self.linear(h.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1))
 
 
@@ -44,7 +44,9 @@ class _ImageHost(Host):
 
 
 class CNNHost(_ImageHost):
-    """Blocks of convolution, GroupNorm and ReLU with a slot after each; later blocks pool first."""
+    """CNN of blocks of convolution, GroupNorm and ReLU with a slot after each block; all blocks but the first
+    pool first.
+    """
 
     def __init__(
         self, widths: Sequence[int], *, kernel: int, input_shape: tuple[int, int, int], classes: int
@@ -71,7 +73,9 @@ class CNNHost(_ImageHost):
 
 
 class ResidualBlock(nn.Module):
-    """h + f(h) with f twice GroupNorm, ReLU and 3×3 convolution (He et al. 2016, pre-activation)."""
+    """Residual block h + f(h), with f twice GroupNorm, ReLU and 3×3 convolution (He et al. 2016,
+    pre-activation).
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -86,7 +90,9 @@ def _normalised_conv(width: int) -> list[nn.Module]:
 
 
 class ResidualHost(_ImageHost):
-    """A stem, ``blocks`` residual blocks of one width, then ``slots`` in series and a classifier."""
+    """Residual network: a stem, ``blocks`` residual blocks of one width, then ``slots`` in series and a
+    classifier.
+    """
 
     block_kind = ResidualBlock
 
@@ -116,7 +122,8 @@ def _groups(width: int) -> int:
 
 def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
     convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
-    # With torch's default, channels of a narrow block would be inactive after the ReLU from the start.
+    # With torch's default initialisation, channels of a narrow block would be inactive after the ReLU from
+    # the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # Conv2d has a bias by default
     return convolution

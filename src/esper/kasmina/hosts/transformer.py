@@ -19,8 +19,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.empty(context, width))
-        # The token embedding is also the output layer: with a much smaller deviation the logits of a narrow
-        # host would stay near zero for long.
+        # The token embedding is also the output layer: with a much smaller initial deviation the logits of a
+        # narrow host would stay near zero for long.
         for weight in (self.token.weight, self.position):
             nn.init.normal_(weight, std=width**-0.5)
 
@@ -63,8 +63,8 @@ class TiedHead(nn.Module):
     def __init__(self, embedding: nn.Parameter) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(embedding.shape[1])
-        # The parameter and not its module: torch.func replaces tensors by module, and would restore a wrong
-        # tensor if one module had two names.
+        # The head stores the shared parameter and not its module: torch.func replaces tensors by module, and
+        # would restore a wrong tensor if one module had two names.
         self.embedding = embedding
 
     def forward(self, h: Tensor) -> Tensor:
