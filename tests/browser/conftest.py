@@ -1,4 +1,4 @@
-"""One server started as by a user, and one real browser per test file.
+"""Fixtures: an ``esper serve`` process and one real browser per test file.
 
 Playwright runs an event loop in this thread while its browser is open, so the browser is closed after each
 file.

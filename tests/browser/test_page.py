@@ -44,7 +44,7 @@ def live(page, server, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
 def move_away(page, server, run: Path, place: Path) -> None:
     """Move a run away in one step, after the page has no open request for it.
 
-    The server walks the folder only now and then; a page opened before that would request the missing run.
+    The server lists its folder at intervals, so a page opened too early would request the missing run.
     """
     page.close()
     run.rename(place / run.name)
@@ -57,7 +57,7 @@ def row_of(page, name: str):
 
 
 def open_page(page, server, name: str | None = None) -> None:
-    """Open the list, or the page of a run in it."""
+    """Open the served list of runs, or the page of the named run."""
     page.goto(server.url)
     if name is not None:
         row_of(page, name).get_by_role("link").click()
@@ -149,7 +149,8 @@ def test_page_reconnects_after_the_server_comes_back(page, seen, tmp_path):
     expect(page.locator("#connection")).to_have_text("live")
     expect(row_of(page, "mine")).to_contain_text("22.5")
     again.stop()
-    seen.errors.clear()  # the browser logs that there was no answer
+    # The browser logs failed requests while the server is stopped; the log is cleared.
+    seen.errors.clear()
 
 
 # --- content ----------------------------------------------------------------------------------------
@@ -178,7 +179,8 @@ def test_lanes_show_the_selected_episode(page, server, runs):
     first = picture_of(runs / TRAINING, "lanes", EpisodeKey(0, 1))
     expect(panel(page, "lanes").locator("figcaption")).to_have_text(first.caption)
     shown.focus()
-    page.keyboard.press("Escape")  # leaves the list of episodes, not the page
+    # Escape closes the drop-down list of episodes and does not leave the page.
+    page.keyboard.press("Escape")
     page.keyboard.press("]")
     later = picture_of(runs / TRAINING, "lanes", EpisodeKey(0, 2))
     expect(panel(page, "lanes").locator("figcaption")).to_have_text(later.caption)
@@ -205,7 +207,8 @@ def test_two_runs_are_shown_side_by_side_on_the_same_axes(page, server, runs):
 
     page.get_by_role("button", name="compare").click()
 
-    expect(page.locator("h1")).to_have_text([TRAINING, EPISODE])  # as in the list
+    # Compared runs are in the order of the list of runs.
+    expect(page.locator("h1")).to_have_text([TRAINING, EPISODE])
     page.locator("#differences summary").click()
     expect(page.locator("#differences")).to_contain_text("controller")
     panel(page, "lanes").first.scroll_into_view_if_needed()
@@ -221,7 +224,7 @@ def test_two_runs_are_shown_side_by_side_on_the_same_axes(page, server, runs):
 # --- interaction ------------------------------------------------------------------------------------
 
 
-def test_everything_is_reachable_by_keyboard(page, server):
+def test_all_controls_of_the_web_page_are_reachable_by_keyboard(page, server):
     open_page(page, server)
     for name in (EPISODE, TRAINING):
         expect(row_of(page, name)).to_contain_text("finished")
@@ -239,7 +242,8 @@ def test_everything_is_reachable_by_keyboard(page, server):
     expect(page.get_by_role("button", name="compare")).to_be_visible()
     page.keyboard.press("Shift+C")
     expect(page.locator("h1")).to_have_text(names)
-    page.wait_for_load_state()  # keys do nothing before the script of the page has run
+    # Keyboard shortcuts work only after the script of the page has run.
+    page.wait_for_load_state()
 
     page.keyboard.press("Escape")
     expect(row_of(page, names[0]).get_by_role("link")).to_be_focused()
@@ -270,7 +274,7 @@ def test_theme_follows_the_system_until_one_is_selected(page, server):
 
 
 @pytest.mark.parametrize("name", [None, TRAINING])
-def test_phone_needs_no_horizontal_scrolling(page, server, name):
+def test_web_page_on_a_phone_needs_no_horizontal_scrolling(page, server, name):
     page.set_viewport_size({"width": 390, "height": 844})
     open_page(page, server, name)
     if name is not None:

@@ -33,7 +33,7 @@ def test_report_needs_no_horizontal_scrolling_and_requests_nothing(browser, repo
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(", "))) < 120) == (scheme == "dark")
-    # A number in a picture is at least 8 pixels high on the phone.
+    # Numbers in figures are at least 8 pixels high on a phone.
     heights = page.evaluate(
         "[...document.querySelectorAll('svg.esper text')].map(one => one.getBoundingClientRect().height)"
     )

@@ -23,7 +23,7 @@ from esper.scripts.watch_command import WatchConfig
 DIGITS = "9" * 5_000
 DEEP = "[" * 1_000 + "]" * 1_000
 NO_TEXT = ("a\udc80", "a\0b")
-"""Words with an undecodable byte and with a zero byte."""
+"""Command-line words with an undecodable byte and with a zero byte."""
 NO_PATHS = ("x" * 5_000, "/dev/null/x", "/proc/self/nowhere/x", "nowhere/[/b]")
 """Unusable paths: too long, below a file, without permission, with markup of rich."""
 NO_NUMBERS = (DIGITS, "nan", "-inf", "1e999", "-1", "", "[/b]", "0x10", "1" * 400, DEEP)
@@ -59,7 +59,7 @@ READERS = (
     ("train", "--resume", "{run}"),
     ("eval", "{run}/best", "--episodes", "1"),
 )
-"""Commands that read a run; the last is always invalid, so that an intact policy starts no evaluation."""
+"""Commands that read a run; the ``eval`` command is always invalid, so that no evaluation starts."""
 
 
 def refused(rng: random.Random, runs: Path) -> list[str]:
@@ -71,12 +71,14 @@ def refused(rng: random.Random, runs: Path) -> list[str]:
     flags |= {flag: TrainFlags.model_fields[flag].annotation for flag in command.extra}
     flag = rng.choice(sorted(flags))
     how = rng.random()
-    if how < 0.1:  # an unknown flag, or an incomplete one
+    # Add an unknown or incomplete flag.
+    if how < 0.1:
         odd = ("--" + "y" * rng.randrange(1, 9), f"--{flag}-", "-q", "--=", f"--{DIGITS}")
         return [*words, rng.choice(odd)]
     if how < 0.2:
         return [*words, f"--{flag.replace('_', '-')}", rng.choice(NO_TEXT)]
-    if how < 0.3 and name not in ("run", "train"):  # the positional word
+    # Replace the positional argument by an unusable path.
+    if how < 0.3 and name not in ("run", "train"):
         return [name, rng.choice(NO_PATHS), *words[2:]]
     spelled = flag.removeprefix("as_").replace("_", "-")
     return [*words, f"--{spelled}", *_no_value(rng, flag, flags[flag])]

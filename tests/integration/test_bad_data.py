@@ -1,6 +1,6 @@
 """Unusable data and blueprints end a command with one sentence and exit code 2.
 
-The readers have tests of their own; these tests are about the requirements of tasks.
+Data readers are tested separately.
 """
 
 from pathlib import Path

@@ -19,7 +19,7 @@ def _tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_tiny_world")
-def test_a_policy_is_evaluated_at_the_budget_of_its_training(
+def test_a_policy_is_evaluated_at_the_flop_budget_of_its_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = TrainingConfig(

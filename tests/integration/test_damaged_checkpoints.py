@@ -72,7 +72,7 @@ def test_resume_from_the_checkpoint_of_another_run_is_refused(
 def test_resume_of_a_run_with_an_older_schema_is_refused_with_its_version(
     tmp_path: Path, refused: Refused
 ) -> None:
-    """The error names the version, not the settings that were renamed since."""
+    """The error names the schema version of the run, not the settings renamed since that version."""
     shutil.copytree(Path(__file__).parents[1] / "old_run", tmp_path / "run")
     said = refusal_to_resume(refused, tmp_path / "run")
     assert "was written with version 2 of the tables; this version of esper reads 4: use the version" in said
@@ -92,13 +92,14 @@ def test_a_checkpoint_pointer_outside_the_run_is_refused(name: str, stopped: Pat
     assert f"latest' must name a state such as iteration-00005; found {name!r}" in said
 
 
-def test_a_dangling_pointer_is_refused_and_without_pointer_the_newest_checkpoint_counts(
+def test_resume_refuses_a_dangling_checkpoint_pointer_and_without_pointer_uses_the_newest(
     undisturbed: Path, stopped: Path, refused: Refused
 ) -> None:
     (stopped / "checkpoints" / "latest").write_text("iteration-00009")
     assert "iteration-00009' holds no checkpoint" in refusal_to_resume(refused, stopped)
     (stopped / "checkpoints" / "latest").unlink()
-    cli.main(["train", "--resume", str(stopped)])  # from the newest complete checkpoint
+    # Without a pointer, training resumes from the newest complete checkpoint.
+    cli.main(["train", "--resume", str(stopped)])
     assert_same_end(undisturbed, stopped)
 
 
@@ -106,7 +107,7 @@ def test_a_dangling_pointer_is_refused_and_without_pointer_the_newest_checkpoint
 
 
 class Explosive:
-    """Creates a file when it is unpickled."""
+    """Object that creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark

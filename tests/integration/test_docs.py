@@ -21,12 +21,12 @@ SECONDS = 1200
 """Timeout for one document or example; the longest takes half a minute on an idle machine."""
 
 OTHERS = r"(lightning|transformers)\b"
-"""Packages whose warnings are ignored."""
+"""Packages whose warnings are ignored when examples run."""
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 _NOT_HERE = re.compile(r"^(make\b|\. \.venv/bin/activate)")
-"""Commands that set up an environment; they are skipped."""
+"""Commands in documents that set up a Python environment and are skipped by the tests."""
 
 
 def name(document: Path) -> str:

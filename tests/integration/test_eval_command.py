@@ -24,7 +24,8 @@ SHORT = {"task": "digits_impaired", "steps": 2}
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reports]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        context = multiprocessing.get_context("forkserver")  # like spawn, but torch is imported only once
+        # The start method forkserver imports torch only once.
+        context = multiprocessing.get_context("forkserver")
         patch.setattr(multiprocessing, "get_context", lambda how: context)
         arms = {arm: {**SHORT, **own} for arm, own in ARMS.items()}
         return run_arms(arms, [4, 3], episodes=2, processes=2)
@@ -33,7 +34,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reports]:
 def test_reports_of_two_processes_are_ordered_by_rng_seed_and_episode(
     results: dict[str, Reports], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The reports of rng seed 3, the second of the two, equal the rows of a run with that rng seed."""
+    """The evaluation reports of rng seed 3 equal the episode rows of a run with rng seed 3."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     config = run_config(**SHORT, **ARMS["planted"], rng_seed=3, episodes=2)
     run_arm(config, config.controller, tmp_path / "run")

@@ -22,7 +22,7 @@ from tests.nissa.event_files import points_expected, points_in
 
 ITERATIONS = 4
 SECONDS = 600.0
-"""Timeout in seconds; on an idle machine a fraction of it is needed."""
+"""Timeout of export tests in seconds."""
 
 
 def rows_of(number: int) -> list[Row]:
@@ -142,7 +142,7 @@ def test_follow_exports_new_iterations_until_the_run_ends(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Write one iteration between two polls; finally the writer finishes or is killed."""
+    """The test writes one iteration between two polls of the exporter, then ends or kills the writer."""
     run, out = tmp_path / "run", tmp_path / "out"
     writer = RunWriter(run)
     begin(writer)
@@ -157,8 +157,10 @@ def test_follow_exports_new_iterations_until_the_run_ends(
         elif end == "finished":
             writer.close()
         else:
-            writer.emit(fake_run.update_row(4))  # the buffered row is lost
-            writer._lock.release()  # like the kernel when the process dies
+            # A row in the buffer of a killed writer is lost.
+            writer.emit(fake_run.update_row(4))
+            # Releasing the writer lock simulates a killed process, whose locks the kernel releases.
+            writer._lock.release()
 
     monkeypatch.setattr("time.sleep", go_on)
     cli.main(["export", str(run), "--out", str(out), "--follow"])
@@ -185,7 +187,8 @@ def test_follow_waits_until_the_run_row_is_written(
             raise KeyboardInterrupt
         if end == "written":
             begin(writer)
-        writer._lock.release()  # like the kernel when the process dies
+        # Releasing the writer lock simulates a killed process, whose locks the kernel releases.
+        writer._lock.release()
 
     monkeypatch.setattr("time.sleep", go_on)
     words = ["export", str(run), "--out", str(out), "--follow"]
@@ -232,7 +235,7 @@ def test_without_follow_a_running_run_is_exported_once(
 
 
 def test_follow_stops_when_the_run_was_resumed_from_an_earlier_checkpoint(tmp_path: Path) -> None:
-    """Rewrite iteration 2 and write iteration 3 between two polls."""
+    """The test rewrites iteration 2 and writes iteration 3 between two polls of the exporter."""
     run = tmp_path / "run"
 
     def write(writer: RunWriter, number: int) -> None:

@@ -48,13 +48,15 @@ def test_an_episode_ends_with_a_report_and_is_repeated_by_its_rng_seed(env):
 def test_masks_allow_legal_actions_and_fix_heads_that_no_legal_op_reads(env):
     env.reset(seed=0)
 
-    # All slots are empty: WAIT and GERMINATE are legal, and the heads that GERMINATE reads are free.
+    # While all slots are empty, only WAIT and GERMINATE are legal, and all action heads used by GERMINATE are
+    # free.
     assert np.flatnonzero(masked(env, Head.OP)).tolist() == [OP_WAIT, OP_GERMINATE]
     assert masked(env, Head.SLOT).all()
     for head in range(Head.BLUEPRINT, len(CANONICAL_ACTION)):
         choices = np.flatnonzero(masked(env, head)).tolist()
         assert (choices == [CANONICAL_ACTION[head]]) == (not HEADS_OF_OP[OP_GERMINATE, head]), head
-    assert not masked(env, Head.BLUEPRINT)[0]  # "none" is not a blueprint
+    # The blueprint "none" is never legal.
+    assert not masked(env, Head.BLUEPRINT)[0]
 
 
 def test_maskable_ppo_of_sb3_contrib_trains_on_the_environment(env):

@@ -178,7 +178,7 @@ def test_an_unexpected_error_writes_its_traceback_to_a_file(
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        # Commands that write files handle Ctrl-C themselves and name the files.
+        # The general message for Ctrl-C is for commands that write no files.
         (KeyboardInterrupt(), INTERRUPTED, "esper: interrupted before the command was done\n"),
         (SystemExit(3), 3, ""),
     ],

@@ -27,9 +27,9 @@ from tests.integration.training import STEPS, TIMES, assert_same_end, forked, pr
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
 WORDS += ["--envs", "2", "--iterations", "5", "--update-epochs", "3", "--evaluate-episodes", "1"]
 WORDS += ["--evaluate-every", "2", "--checkpoint-every", "2"]
-"""Settings with checkpoints and evaluations after iterations 2, 4 and 5; the best policy is that of 4."""
+"""Training command with checkpoints and evaluations after iterations 2, 4 and 5; iteration 4 is best."""
 STEPS_OF_TWO_ITERATIONS = 3 * STEPS
-"""Steps of two iterations and of the evaluation after them."""
+"""Number of environment steps in two training iterations and the evaluation after them."""
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ FINISHED: dict[str, tuple[int, int]] = {
     HALF_AN_EPOCH: (2, 1),
     "while lines that became Parquet are removed": (2, 0),
 }
-"""Finished iterations, and finished epochs of the next one, by the moment of the kill."""
+"""Number of finished iterations, and of finished epochs in the next iteration, by moment of the kill."""
 
 MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
     "while rows without a checkpoint are removed": lambda: on_call(writer_module, "remove", 2, after=True),
@@ -174,7 +174,8 @@ def test_a_run_killed_at_any_moment_resumes_to_the_same_result(
     if moment in FINISHED:
         check_rows(out, undisturbed, *FINISHED[moment], exact=moment != HALF_AN_EPOCH)
     if (out / "best" / "policy.json").exists():
-        load_policy(out / "best")  # complete, though perhaps not the newest
+        # The best policy is complete, though perhaps not the newest.
+        load_policy(out / "best")
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
 
@@ -196,7 +197,7 @@ def check_rows(out: Path, undisturbed: Path, iterations: int, epochs: int, *, ex
 def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
     """Return whether a row certainly belongs to the first ``finished`` epochs.
 
-    Decisions and the resulting transitions are numbered by the epoch before them.
+    Rows of decisions and of the resulting transitions have the number of the preceding epoch.
     """
     return bool(
         row["epoch"] < finished or finished == STEPS or (row["epoch"] == finished and kind is EpochRow)

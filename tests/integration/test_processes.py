@@ -31,7 +31,7 @@ WORDS = shlex.split(
 )
 """Settings with three shards of environments and three shards of evaluation episodes."""
 SECONDS = 600.0
-"""Timeout in seconds; on an idle machine no test takes a tenth of it."""
+"""Timeout of multi-process tests in seconds."""
 MISHAPS = "ESPER_TEST_MISHAPS"
 """Folder with a file RANK-ITERATION for each process to be killed once within that iteration."""
 
@@ -60,7 +60,8 @@ def be_killed(mishaps: Path) -> None:
             own.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         if any(mishaps.glob(f"*-{iteration}")):
-            time.sleep(0.5)  # leaves a shard for the process to be killed
+            # The delay leaves a shard of environments for the process to be killed.
+            time.sleep(0.5)
 
     IterationJournal.take = fatal  # type: ignore[method-assign]
 
@@ -150,7 +151,7 @@ def test_a_rendezvous_that_never_fills_ends_with_one_sentence(tmp_path: Path) ->
 def test_killed_ranks_are_restarted_and_the_result_is_bit_equal(
     alone: Path, tmp_path: Path, mishaps: Path
 ) -> None:
-    """Kill rank 1 before the first checkpoint, so that the run restarts; then kill rank 0, which writes."""
+    """The test kills rank 1 before the first checkpoint, then rank 0, which writes the telemetry."""
     out, port = tmp_path / "run", free_port()
     (mishaps / "1-1").touch()
     (mishaps / "0-3").touch()

@@ -88,7 +88,7 @@ def show_on(terminal: str, words: tuple[str, ...]) -> None:
 
 def test_on_a_terminal_no_line_is_too_wide_and_the_last_screen_shows_the_result(tmp_path: Path) -> None:
     sent = in_a_terminal("run", "--steps", "4", "--out", str(tmp_path / "run"))
-    # Each screen overwrites the previous one from the start of a line.
+    # Each terminal screen overwrites the previous screen from the start of a line.
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent))
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(screen(open_run(tmp_path / "run"), 80))
@@ -156,7 +156,7 @@ def test_python_m_esper_scripts_train_gives_the_same_run(tmp_path: Path) -> None
 
 
 def test_each_setting_changes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Change each key of the configuration and compare the rows."""
+    """The test changes each key of the configuration and compares the telemetry rows."""
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     monkeypatch.setitem(TASKS, "other", tiny_task((4, 4, 4)))
     base = ["run", "--task", "tiny", "--json"]
@@ -259,6 +259,7 @@ def test_ctrl_c_keeps_finished_epochs(tmp_path: Path) -> None:
 
 def run_for_long(out: Path, said: Path) -> None:
     """Run the command in the child process."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
+    # The SIGINT handler is restored, because background jobs of a shell ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     cli.main(["run", "--controller", "off", "--steps", "2000", "--json", "--out", str(out)])

@@ -76,7 +76,8 @@ def without_room(out: Path, file: str, after: int) -> AbstractContextManager[Non
         if iteration == after:
             partial = out / f"{file}.partial"
             partial.parent.mkdir(exist_ok=True)
-            partial.symlink_to("/dev/full")  # accepts no bytes
+            # Writes to /dev/full fail like writes to a full disk.
+            partial.symlink_to("/dev/full")
 
     return after_iterations(fill_the_disk)
 

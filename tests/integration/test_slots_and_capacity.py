@@ -69,7 +69,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, object]]:
         arms: Mapping[str, Mapping[str, object]], rng_seeds: Sequence[int], **more: object
     ) -> dict[str, Reports]:
         found.extend(arms.values())
-        return run_arms(arms, rng_seeds[:2], processes=1)  # the tiny task exists in this process only
+        # A single process is used, because child processes do not know the tiny task.
+        return run_arms(arms, rng_seeds[:2], processes=1)
 
     monkeypatch.setattr(eval_command, "run_arms", run)
     return found

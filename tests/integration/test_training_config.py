@@ -51,7 +51,7 @@ class Run(NamedTuple):
     checkpoints: list[list[str]]
     """Names of the checkpoints after each iteration."""
     tables: list[str]
-    """Tables that have rows."""
+    """Names of telemetry tables that have rows."""
     where: list[str]
     """Devices of the environments and of the policy."""
 
@@ -60,7 +60,7 @@ class Run(NamedTuple):
         return {name: [row[name] for row in self.rows] for name in self.rows[0]}
 
     def differences(self, other: Run) -> set[str]:
-        """Return the names of columns and attributes that differ."""
+        """Return the names of telemetry columns and run attributes that differ between two runs."""
         found = {name for name, values in self.columns.items() if values != other.columns[name]}
         return found | {
             name for name in ("checkpoints", "tables", "where") if getattr(self, name) != getattr(other, name)
@@ -135,7 +135,7 @@ SETTINGS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "policy_device": ("cpu:1", (3, None)),
     "amp": ("bfloat16", ("half", 16)),
 }
-"""For every key, a value that changes a run of ``BASE``, and invalid values."""
+"""For every configuration key: a value that changes a run of ``BASE``, and invalid values."""
 ALTERNATIVES = {key: value for key, (value, _) in SETTINGS.items()}
 MISTAKES = {key: bad for key, (_, bad) in SETTINGS.items()}
 ALONE: Mapping[str, set[str]] = {
@@ -146,9 +146,9 @@ ALONE: Mapping[str, set[str]] = {
     "devices": {"where"},
     "policy_device": {"where"},
 }
-"""Keys that must not change the training, with all that they may change."""
+"""Configuration keys that must not change the training, with the outputs that may change."""
 FIRST_ITERATION_SAME = ("iterations", "entropy_end")
-"""Keys without effect on the first iteration."""
+"""Configuration keys without effect on the first training iteration."""
 
 
 def test_every_key_of_the_configuration_has_a_test_value() -> None:

@@ -46,7 +46,7 @@ def test_a_diverged_twin_ends_a_training_with_one_sentence(
         lambda text: cached([None, 2.0, 3.0]),
         lambda text: json.dumps({**json.loads(text), "scores": [1.0, 2.0, 3.0]}),
     ],
-    ids=["cut", "deep", "null", "no digest", "nan", "short", "none", "other numbers"],
+    ids=["truncated", "deeply nested", "null", "no digest", "nan", "too short", "null score", "wrong digest"],
 )
 def test_a_damaged_twin_in_the_cache_is_recomputed(
     spoil: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -24,14 +24,17 @@ def watch_while(
 ) -> Callable[..., list[str]]:
     """Return a function that watches a run and calls one writer action per refresh; it returns the output."""
     writer, episode = RunWriter(tmp_path / "run"), fake_run.episode()
-    monkeypatch.setattr(watch_command, "SHARE_OF_TIME", 1e9)  # refreshes without delay
+    # With an unlimited share of time, ``esper watch`` refreshes without delay.
+    monkeypatch.setattr(watch_command, "SHARE_OF_TIME", 1e9)
 
     def do(deed: str) -> None:
         if deed == "interrupt":
             raise KeyboardInterrupt
         if deed == "kill":
-            writer.emit(fake_run.epoch_row(8))  # the buffered row is lost
-            writer._lock.release()  # like the kernel when the process dies
+            # A row in the buffer of a killed writer is lost.
+            writer.emit(fake_run.epoch_row(8))
+            # Releasing the writer lock simulates a killed process, whose locks the kernel releases.
+            writer._lock.release()
             return
         rows = [fake_run.run_row()] if deed == "run" else episode
         for row in rows:
@@ -155,7 +158,7 @@ def test_invalid_arguments_end_with_one_sentence(
 def test_watch_shows_the_new_rows_of_a_run_resumed_from_an_earlier_checkpoint(
     is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Show iteration 2 with an alert; then resume the run from iteration 1 and write 2 and 3 again."""
+    """The run has an alert in iteration 2, is resumed from iteration 1, and writes iterations 2 and 3."""
     first = RunWriter(tmp_path / "teach")
     writers, file = [first], io.StringIO()
 

@@ -40,7 +40,7 @@ WORDS = (
     "3",
 )
 SECONDS = 600.0
-"""Timeout in seconds; on an idle machine no test takes a tenth of it."""
+"""Timeout of worker tests in seconds."""
 pytestmark = pytest.mark.usefixtures("cache")
 
 
@@ -58,7 +58,7 @@ def fail(error: Exception, *args: object, **options: object) -> NoReturn:
 def test_the_error_message_of_a_worker_is_printed_by_the_command(
     worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    """The second of two processes fails, and the first loses it."""
+    """The second of two worker processes fails, and the first loses its connection to the second."""
     failures = (worker.LostProcessError("another process is gone"), EsperError("no twin, for a test"))
     codes = []
 
@@ -112,9 +112,8 @@ def start(
     worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Refused:
     """Return a function that runs the command as rank 0 of two; rank 1 never starts."""
-    monkeypatch.setattr(
-        worker, "speak_when_stopped", lambda directory: None
-    )  # pytest handles signals in this process
+    # The worker installs no signal handlers, because pytest handles signals in this process.
+    monkeypatch.setattr(worker, "speak_when_stopped", lambda directory: None)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "2"}
 
     def refusal(*words: str, **settings: str) -> str:
@@ -144,7 +143,7 @@ def test_waiting_for_a_process_that_never_arrives_ends_with_one_sentence(
 def test_ranks_with_other_settings_or_versions_are_refused_with_the_differences(
     start: Refused, worker: ModuleType
 ) -> None:
-    """Run the other rank as a thread with another rng seed and another version of torch."""
+    """Rank 1 runs as a thread with another rng seed and another version of torch than rank 0."""
     of_torchrun = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     port = of_torchrun.port
 
@@ -195,7 +194,7 @@ def test_invalid_arguments_under_torchrun_are_refused(
 
 
 def test_the_existing_run_of_another_command_is_not_resumed(worker: ModuleType, tmp_path: Path) -> None:
-    """torchrun also restarts processes that were refused; the directory is then still not theirs."""
+    """A process that was refused a run directory is refused again after torchrun restarts it."""
     store = HashStore()
     (tmp_path / "telemetry").mkdir()
     assert [worker._begun_before(store, tmp_path, False) for _ in range(2)] == [False, False]

@@ -29,15 +29,15 @@ from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
 
 STEPS = 2
-"""Steps of an episode of the tiny task."""
+"""Number of steps in an episode of the tiny task."""
 TIMES = {"t", "seconds", "ms", "phase_ms", "started", "git_revision"}
-"""Columns that differ between two equal runs."""
+"""Telemetry columns that differ between two repetitions of the same run."""
 
 
 def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
     """Register the tiny task, with evaluations that improve in every iteration but the last.
 
-    An alert in iteration 2 raises the level of detail.
+    An artificial alert in iteration 2 raises the level of detail of the telemetry.
     """
     patch = patch or pytest.MonkeyPatch()
     at_once = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -82,7 +82,7 @@ def tiny(**changes: Any) -> TrainingConfig:
 
 
 class StoppedError(Exception):
-    """Raised by tests to end a run early."""
+    """Exception raised by tests to end a run early."""
 
 
 @contextmanager

@@ -1,6 +1,6 @@
-"""Rows of a small run, written by hand instead of trained.
+"""Telemetry rows of a small run, written by hand instead of recorded from training.
 
-Three slots over eight epochs: one seed is fossilized, one is pruned, one is removed at the horizon.
+The run has three slots and eight epochs: one seed is fossilized, one pruned, one removed at the horizon.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ G, T, B, H, F, P = (
 )
 E, R, D = Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT
 STAGES_OF_SEED = {0: {1: T, 2: B, 3: B, 4: H, 5: H, 6: F, 7: F, 8: F}, 1: {2: T, 3: T, 4: B}, 2: {7: T, 8: T}}
-"""Stage after each epoch, by seed; seed i is in slot i."""
+"""Stage of each seed after each epoch; the seed with index i is in slot i."""
 SEED_PARAMS = (148, 1200, 40)
 SEED_BLUEPRINTS = (BlueprintAction.CONV_LIGHT, BlueprintAction.CONV_HEAVY, BlueprintAction.NORM)
 SEED_STYLES = (Style.LINEAR_ADD, Style.GATED_GATE, Style.SIGMOID_ADD)
@@ -220,7 +220,7 @@ def episode_row(episode: int = 0) -> EpisodeRow:
 
 
 def policy_decision_row(epoch: int, episode: int = 0, env: int = 0) -> DecisionRow:
-    """Return a decision of a policy with all columns known: GERMINATE conv_light in r0c1."""
+    """Return a decision row of a policy without null values: GERMINATE blueprint conv_light in slot r0c1."""
     return DecisionRow(
         env=env,
         episode=episode,
@@ -264,7 +264,7 @@ def resource_row() -> ResourceRow:
 
 
 def update_row(number: int) -> UpdateRow:
-    """Return an update in which one head was never used and nothing was evaluated."""
+    """Return a row of a PPO update without evaluation, in which one action head was never used."""
     return UpdateRow(
         iteration=number,
         mean_return=0.5,
@@ -319,7 +319,7 @@ def one_row_of_each_table() -> dict[str, Row]:
 
 
 def episode(episode: int = 0) -> Iterator[Row]:
-    """Yield the rows of one whole episode in order."""
+    """Yield all telemetry rows of one episode in order."""
     yield epoch_row(0, episode)
     for epoch in range(1, EPOCHS + 1):
         yield decision_row(epoch - 1, episode)

@@ -1,7 +1,7 @@
-"""Rows of a small training, made by formula from the episodes of ``fake_run``.
+"""Telemetry rows of a small policy training, computed by formula from the episodes of ``fake_run``.
 
-Returns rise with the iteration and differ between environments. The troubled variant has metrics outside
-their bands, unused heads, a failed episode and alerts.
+Episode returns rise with the iteration and differ between environments. The troubled variant of the training
+has metrics outside their normal range, unused action heads, a failed episode and alerts.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def run_row(*, iterations: int = ITERATIONS) -> RunRow:
 
 
 def episode_row(number: int, env: int) -> EpisodeRow:
-    """Return the last row of an episode: return 0.02 higher per iteration, 0.1 higher per environment."""
+    """Return an episode row; its return grows by 0.02 per iteration and by 0.1 per environment index."""
     return replace(
         fake_run.episode_row(number - 1),
         env=env,
@@ -52,7 +52,7 @@ def update_row(number: int) -> UpdateRow:
 
 
 def troubled(row: UpdateRow) -> UpdateRow:
-    """Return the update with metrics outside their bands and unknown values."""
+    """Return a PPO update row with metrics outside their normal range and with null values."""
     return replace(
         row,
         approx_kl=0.0812,
@@ -88,7 +88,7 @@ def alert_row(
 
 
 def episode(number: int, env: int) -> Iterator[EnvRow]:
-    """Yield one episode of ``fake_run`` in an environment of iteration ``number``."""
+    """Yield the rows of one ``fake_run`` episode, labelled with an environment and iteration ``number``."""
     for row in fake_run.episode(number - 1):
         assert isinstance(row, EnvRow)
         is_end = isinstance(row, EpisodeRow)
@@ -96,7 +96,7 @@ def episode(number: int, env: int) -> Iterator[EnvRow]:
 
 
 def broken_episode(number: int, env: int) -> Iterator[EnvRow]:
-    """Yield an episode that failed after three epochs, and the start of the next attempt."""
+    """Yield the rows of an episode that failed after three epochs, and the first rows of the next attempt."""
     yield from (row for row in episode(number, env) if row.epoch <= 3)
     end = episode_row(number, env)
     yield replace(end, epoch=3, ended_by="governor", val_score=9.5, total_reward=-0.5)
@@ -106,21 +106,21 @@ def broken_episode(number: int, env: int) -> Iterator[EnvRow]:
 
 
 def iteration_rows(number: int) -> Iterator[Row]:
-    """Yield all rows of an iteration in the order of a training."""
+    """Yield all rows of one training iteration, in the order in which a training run writes rows."""
     for env in range(ENVS):
         yield from episode(number, env)
     yield update_row(number)
 
 
 def ends_of_iteration(number: int) -> Iterator[Row]:
-    """Yield only the episode rows and the update of an iteration."""
+    """Yield only the episode rows and the update row of one training iteration."""
     for env in range(ENVS):
         yield episode_row(number, env)
     yield update_row(number)
 
 
 def course(iterations: int) -> Iterator[Row]:
-    """Yield a training after ``iterations`` iterations; only the last one has the rows of its episodes."""
+    """Yield the rows of a training of ``iterations`` iterations; only the last one has per-epoch rows."""
     yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)
@@ -128,7 +128,7 @@ def course(iterations: int) -> Iterator[Row]:
 
 
 def troubled_course(iterations: int) -> Iterator[Row]:
-    """Yield the same training with a troubled last iteration."""
+    """Yield the rows of a training whose last iteration has failed episodes, bad metrics and alerts."""
     yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)

@@ -1,6 +1,6 @@
-"""Generated runs: episodes in which seeds germinate, blend and end at random, as rows.
+"""Generator of telemetry rows for runs in which seeds germinate, blend and end at random.
 
-Tests compute the expected content of a view from the rows alone.
+Tests compute the expected content of a page or table from the generated rows alone.
 """
 
 import itertools
@@ -42,7 +42,7 @@ class _Slot:
 
 @dataclass
 class Episode:
-    """One episode: its rows and its current state."""
+    """Generated episode: the telemetry rows so far and the current state of all seeds."""
 
     env: int
     episode: int
@@ -203,7 +203,7 @@ class Episode:
         )
 
     def live(self, epochs: int | None = None) -> list[Row]:
-        """Return all rows; with ``epochs``, the rows of an unfinished episode."""
+        """Return the rows of a finished episode, or of an unfinished episode after ``epochs`` epochs."""
         for epoch in range(self.horizon if epochs is None else epochs):
             self._decide(epoch)
             self._tick(epoch + 1)
@@ -220,7 +220,7 @@ def run_row(
     envs: int = 1,
     iterations: int | None = None,
 ) -> RunRow:
-    """Return the run row."""
+    """Return the run row, the first row of a generated run."""
     config = {"episodes": 1, "nested": {"rate": 0.5}}
     if iterations is not None:
         config = {"iterations": iterations, "target_kl": 0.03}
@@ -236,7 +236,7 @@ def run_row(
 
 
 def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random) -> UpdateRow:
-    """Return the update of an iteration; the heads ``style`` and ``tempo`` lose their choice."""
+    """Return the PPO update row of an iteration; the entropy of some action heads is null or falls to 0."""
     returns = [episode.total_reward or 0.0 for episode in episodes]
     chosen = [sum(episode.op_counts[op] for episode in episodes) for op in range(len(OP_NAMES))]
     entropy = [
@@ -280,7 +280,7 @@ def alert_row(rule: str, event: str = "raised", *, scope: str = "run", **where: 
 def run_rows(
     *, episodes: int = 1, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
 ) -> list[Row]:
-    """Return the rows of a run without training."""
+    """Return the rows of a run that trains a network but no policy."""
     names = [f"r0c{index}" for index in range(slots)]
     rows: list[Row] = [run_row(horizon=horizon, slots=names)]
     for episode in range(episodes):
@@ -291,7 +291,7 @@ def run_rows(
 def training_rows(
     *, iterations: int = 3, envs: int = 4, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
 ) -> list[Row]:
-    """Return the rows of a training."""
+    """Return the rows of a run that trains a policy."""
     names = [f"r0c{index}" for index in range(slots)]
     rows: list[Row] = [run_row(horizon=horizon, slots=names, envs=envs, iterations=iterations)]
     for number in range(1, iterations + 1):
@@ -310,7 +310,7 @@ def training_rows(
 
 
 def write(directory: Path, rows: Iterable[Row], tick: float = 0.01) -> Path:
-    """Write a run and close it; the clock advances by ``tick`` seconds per reading."""
+    """Write rows to a run directory and close the writer; each clock reading is ``tick`` seconds later."""
     clock = itertools.count()
     with RunWriter(directory, clock=lambda: tick * next(clock)) as writer:
         for row in rows:

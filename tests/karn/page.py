@@ -1,4 +1,4 @@
-"""Parser of HTML pages to a tree of elements, for assertions on pages."""
+"""Parser that turns an HTML page into a tree of elements, for assertions in tests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 @dataclass
 class Node:
-    """One element."""
+    """One HTML element with its attributes and children."""
 
     name: str
     attributes: dict[str, str]
     children: list[Node | str] = field(default_factory=list)
 
     def all(self, name: str | None = None, **attributes: str) -> Iterator[Node]:
-        """Return the descendants in order; ``class_`` is a class that they must have."""
+        """Return the descendants of an HTML element in document order; ``class_`` filters by CSS class."""
         for child in self.children:
             if isinstance(child, Node):
                 if child.name == (name or child.name) and child._has(attributes):
@@ -38,7 +38,7 @@ class Node:
 
     @property
     def text(self) -> str:
-        """Return the visible text, with ordinary spaces."""
+        """Return the visible text of an HTML element; non-breaking spaces become ordinary spaces."""
         return " ".join(self._raw().split())
 
     def _raw(self) -> str:
@@ -46,7 +46,7 @@ class Node:
 
     @property
     def table(self) -> list[dict[str, str]]:
-        """Return the rows of the only table below this element, by column name."""
+        """Return the rows of the only HTML table below an element, as dictionaries by column name."""
         columns = [cell.text for cell in self.one("thead").all("th")]
         return [
             dict(zip(columns, [cell.text for cell in row.all("td")], strict=True))
@@ -78,7 +78,7 @@ class _Reader(HTMLParser):
 
 
 def read_page(text: str) -> Node:
-    """Parse a page and check that all elements are closed properly."""
+    """Parse an HTML page and check that all elements are closed properly."""
     reader = _Reader()
     reader.feed(text)
     reader.close()

@@ -1,4 +1,4 @@
-"""A folder of generated runs, and a client of the server over it."""
+"""Helpers that write generated runs to a folder, and an HTTP client for the server of that folder."""
 
 import asyncio
 from collections.abc import Iterable, Mapping
@@ -22,13 +22,13 @@ LOCAL = Access("127.0.0.1", 8377, token=None)
 
 
 def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any) -> Path:
-    """Write a finished run, by default of one episode."""
+    """Write a finished run; without given rows, the run has one episode."""
     own = fake_run.episode() if rows is None else rows
     return made_run.write(directory, [fake_run.run_row(**columns), *own])
 
 
 def training(iterations: int) -> Iterable[Row]:
-    """Yield the rows of a training with one environment."""
+    """Yield the rows of a policy training with one environment."""
     for number in range(1, iterations + 1):
         for row in fake_run.episode(episode=number - 1):
             yield replace(row, iteration=number)
@@ -36,12 +36,12 @@ def training(iterations: int) -> Iterable[Row]:
 
 
 def lines_of(run: Path) -> Path:
-    """Return the file with the rows of a short run."""
+    """Return the path of the JSON Lines file with the telemetry rows of a short run."""
     return run / "telemetry" / "rows-00000.jsonl"
 
 
 def damage(run: Path) -> Path:
-    """Add a line to a run that is not a row."""
+    """Damage a run: append a line that is not a telemetry row to its JSON Lines file."""
     with lines_of(run).open("a") as file:
         file.write("<script>alert(1)</script>\n")
     return run
@@ -49,7 +49,7 @@ def damage(run: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response of the server."""
+    """HTTP response of the server under test."""
 
     status: int
     headers: Mapping[str, str]
@@ -61,19 +61,19 @@ class Answer:
 
     @property
     def error(self) -> str:
-        """Return the message of an error response."""
+        """Return the error message in an HTTP error response."""
         if self.headers["content-type"] == "application/json":
             return msgspec.json.decode(self.body)["error"]
         return self.html.one(role="alert").text
 
 
 def facts(head: Node) -> dict[str, str]:
-    """Return the values in the head of a run's page, by name."""
+    """Return the values shown in the header of a run's page, by label."""
     return {one.attributes["data-fact"]: one.one("b").text for one in head.all(class_="fact")}
 
 
 class Client:
-    """Client that sends paths exactly as given, without normalisation."""
+    """HTTP test client that sends URL paths exactly as given, without normalisation."""
 
     def __init__(self, folder: Path, access: Access = LOCAL) -> None:
         self.app = create_app(RunFolder(folder, clock=lambda: self._now), access)
@@ -82,7 +82,8 @@ class Client:
         self._ids: dict[str, str] = {}
 
     def ask(self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
-        self._now += 1000  # seconds, so that the folder is walked again
+        # The fake clock advances by 1000 seconds so that the server lists the folder again.
+        self._now += 1000
         path, _, query = target.partition("?")
         given = {"host": f"{self.access.host}:{self.access.port}", **(headers or {})}
         scope: Scope = {
@@ -105,7 +106,8 @@ class Client:
         async def receive() -> Message:
             for message in messages:
                 return message
-            await asyncio.Event().wait()  # the client stays connected and sends nothing more
+            # The fake client stays connected and sends nothing more.
+            await asyncio.Event().wait()
             raise AssertionError("this event is never set")
 
         async def send(message: Message) -> None:
@@ -118,7 +120,7 @@ class Client:
         return Answer(start["status"], answered, content)
 
     def rows(self, *, patiently: bool = True) -> dict[str, Node]:
-        """Return the rows of the list by run name."""
+        """Return the table rows of the served list of runs, by run name."""
         while patiently and b"pending" in self.ask("/rows").body:
             pass
         return {row.attributes["data-name"]: row for row in self.ask("/rows").html.all("tr")}

@@ -39,7 +39,7 @@ def episode_in_progress() -> list[Row]:
 
 
 def unknowns() -> list[Row]:
-    """Yield a training in which every optional value is unknown."""
+    """Yield the rows of a policy training in which every optional column is null."""
     rows = made_run.training_rows(iterations=2, envs=2, horizon=4, full=False)
     for row in rows:
         if isinstance(row, EpochRow):
@@ -77,7 +77,7 @@ def runs(tmp_path_factory) -> dict[str, Run]:
 
 
 def pictures(runs: dict[str, Run]) -> Iterator[tuple[str, Picture]]:
-    """Return every picture of every run, by name."""
+    """Return all figures of all test runs, by figure and run name."""
     for (name, run), figure in itertools.product(runs.items(), FIGURES):
         picture = figure.answer(run)
         if picture is not None:
@@ -92,7 +92,7 @@ def drawn(runs) -> dict[str, Picture]:
 
 
 class Box(NamedTuple):
-    """Bounding box of a text at its largest size."""
+    """Upper bound for the bounding box of a text in an SVG figure."""
 
     content: str
     left: float
@@ -124,11 +124,11 @@ def overlap(one: Box, other: Box) -> bool:
 # --- all pictures -----------------------------------------------------------------------------------
 
 
-def test_every_figure_is_drawn_for_at_least_one_run(drawn):
+def test_every_kind_of_figure_is_drawn_for_at_least_one_test_run(drawn):
     assert {name.split(" of ")[0] for name in drawn} == {"verdict", *(figure.key for figure in FIGURES)}
 
 
-def test_picture_is_well_formed_and_has_title_and_description(drawn):
+def test_svg_figure_is_well_formed_xml_with_title_and_description(drawn):
     for name, picture in drawn.items():
         root = ElementTree.fromstring(picture.svg)
         assert root.tag == f"{SVG}svg", name
@@ -137,13 +137,13 @@ def test_picture_is_well_formed_and_has_title_and_description(drawn):
         assert picture.caption.endswith("."), name
 
 
-def test_every_coordinate_in_a_drawing_is_a_number(drawn):
+def test_every_coordinate_in_an_svg_figure_is_a_finite_number(drawn):
     for name, picture in drawn.items():
         assert not re.search(r"\b(nan|inf|None)\b", picture.svg), name
         assert not re.search(r"\d\.\d\d", " ".join(re.findall(r' d="([^"]*)"', picture.svg))), name
 
 
-def test_texts_stay_within_the_drawing_and_do_not_overlap(drawn):
+def test_texts_of_an_svg_figure_stay_within_it_and_do_not_overlap(drawn):
     for name, picture in drawn.items():
         height = float(ElementTree.fromstring(picture.svg).get("viewBox").split()[3])
         found = boxes(picture)
@@ -154,7 +154,7 @@ def test_texts_stay_within_the_drawing_and_do_not_overlap(drawn):
             assert not overlap(one, other), (name, one, other)
 
 
-def test_shapes_stay_within_their_drawing(drawn):
+def test_shapes_of_an_svg_figure_stay_within_it(drawn):
     for name, picture in drawn.items():
         root = ElementTree.fromstring(picture.svg)
         height = float(root.get("viewBox").split()[3])
@@ -166,28 +166,29 @@ def test_shapes_stay_within_their_drawing(drawn):
             assert -1 <= y <= y + high <= height + 1, (name, shape.attrib)
 
 
-def test_picture_of_a_long_training_is_small(runs):
+def test_svg_file_of_a_long_training_is_small(runs):
     answers = {figure.key: figure.answer(runs["a long training"]) for figure in FIGURES}
     sizes = {key: len(picture.svg.encode()) for key, picture in answers.items() if picture is not None}
 
     assert sum(sizes.values()) < 400_000, sizes
 
 
-def test_run_without_rows_has_only_an_empty_alert_figure(runs):
+def test_run_without_telemetry_rows_has_only_an_empty_alert_figure(runs):
     answers = {figure.key: figure.answer(runs["nothing"]) for figure in FIGURES}
 
     assert {key for key, picture in answers.items() if picture is not None} == {"alerts"}
     assert answers["alerts"].rows == []
 
 
-def test_picture_with_a_row_of_wrong_length_raises():
+def test_figure_table_with_a_row_of_wrong_length_raises():
     with pytest.raises(ValueError, match="2 cells"):
         Picture("", ["a", "b"], [["1"]], "")
 
 
-def test_standalone_drawing_contains_its_stylesheet(drawn):
+def test_standalone_svg_figure_contains_its_stylesheet(drawn):
     text = drawn["lanes of an episode"].standalone()
-    assert drawn["lanes of an episode"]._repr_svg_() == text  # called by notebooks
+    # Jupyter notebooks call ``_repr_svg_`` to display a figure.
+    assert drawn["lanes of an episode"]._repr_svg_() == text
     style = ElementTree.fromstring(text).find(f"{SVG}style")
 
     assert "--stage-fossilized:#009E73" in style.text
@@ -201,7 +202,7 @@ def texts(picture: Picture) -> list[str]:
     return [box.content for box in boxes(picture)]
 
 
-def test_growth_labels_equal_the_last_row_of_the_table(drawn):
+def test_labels_of_the_growth_figure_equal_the_last_row_of_its_table(drawn):
     for name in ("growth of an episode", "growth of a training"):
         last = dict(zip(drawn[name].columns, drawn[name].rows[-1], strict=True))
         assert {f"score {last['score']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
@@ -209,7 +210,7 @@ def test_growth_labels_equal_the_last_row_of_the_table(drawn):
         )
 
 
-def test_lane_labels_equal_the_table(drawn):
+def test_labels_of_the_slot_timeline_figure_equal_its_table(drawn):
     picture = drawn["lanes of an episode"]
     shown = texts(picture)
     kept = [row for row in picture.rows if row[4].startswith("fossilized")]
@@ -220,7 +221,7 @@ def test_lane_labels_equal_the_table(drawn):
         assert f"{row[6]} params" in shown
 
 
-def test_worth_labels_equal_the_table(drawn):
+def test_labels_of_the_blueprint_worth_figure_equal_its_table(drawn):
     picture = drawn["worth of a training"]
     shown = texts(picture)
 
@@ -230,7 +231,7 @@ def test_worth_labels_equal_the_table(drawn):
         assert f"{row[4]} kept, {row[5]} pruned" in shown
 
 
-def test_health_shows_the_limit_of_a_value_outside_its_band(tmp_path):
+def test_metric_outside_its_normal_range_is_shown_with_the_limit(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
     for row in rows:
         if isinstance(row, UpdateRow):
@@ -250,7 +251,7 @@ def test_health_shows_the_limit_of_a_value_outside_its_band(tmp_path):
 
 
 def bars(picture: Picture) -> list[tuple[float, float, str]]:
-    """Return left edge, right edge and stage of every bar."""
+    """Return the left edge, right edge and stage of every bar in a timeline figure of slots."""
     rects = ElementTree.fromstring(picture.svg).iter(f"{SVG}rect")
     found = [rect for rect in rects if rect.find(f"{SVG}title") is not None]
     return [
@@ -260,7 +261,7 @@ def bars(picture: Picture) -> list[tuple[float, float, str]]:
 
 
 def hand_made(tmp_path: Path, *, full: bool) -> Picture:
-    """Return ten epochs of one slot: training from 0, blending at 0.5 from 2, fossilized after 4."""
+    """Return a figure of one seed: TRAINING from epoch 0, BLENDING (alpha 0.5) from 2, FOSSILIZED from 4."""
 
     def seed(epoch: int, stage: Stage, alpha: float) -> SeedRow:
         return replace(fake_run.seed_row(0, 4), epoch=epoch, stage=stage, alpha=alpha)
@@ -281,9 +282,9 @@ def hand_made(tmp_path: Path, *, full: bool) -> Picture:
     return picture
 
 
-def test_bars_cover_exactly_the_epochs_of_their_stages(tmp_path):
+def test_bars_of_a_slot_timeline_cover_exactly_the_epochs_of_each_stage(tmp_path):
     picture = hand_made(tmp_path, full=True)
-    # The axis maps ten epochs to 48.4 … 516: 46.76 units each.
+    # The x axis maps epochs 0 to 10 to SVG coordinates 48.4 to 516, so an epoch is 46.76 units wide.
     expected = [
         (48.4, 141.9, "tint training"),
         (141.9, 235.4, "tint blending"),
@@ -295,7 +296,7 @@ def test_bars_cover_exactly_the_epochs_of_their_stages(tmp_path):
 
 
 def filled(picture: Picture, stage: str) -> list[float]:
-    """Return the heights at which the filled part of a stage's bar ends."""
+    """Return the y coordinates of the edges of the filled part of a stage's bar in a figure."""
     paths = [
         path.get("d")
         for path in ElementTree.fromstring(picture.svg).iter(f"{SVG}path")
@@ -305,23 +306,23 @@ def filled(picture: Picture, stage: str) -> list[float]:
     return [float(height) for height in re.findall(r"V(-?[\d.]+)", commands)]
 
 
-def test_filled_height_of_a_bar_is_alpha(tmp_path):
+def test_filled_height_of_a_bar_in_a_slot_timeline_is_alpha(tmp_path):
     picture = hand_made(tmp_path, full=True)
 
-    # A bar is 25 high with its base at 223: half of it ends at 210.5.
+    # A bar of the figure is 25 units high with its base at y = 223, so alpha 0.5 is filled up to y = 210.5.
     assert filled(picture, "training") == [223.0, 223.0]
     assert filled(picture, "blending") == [210.5, 223.0]
     assert filled(picture, "fossilized") == [198.0, 223.0]
 
 
-def test_bars_are_full_if_alpha_was_not_recorded(tmp_path):
+def test_bars_of_a_slot_timeline_are_full_if_alpha_was_not_recorded(tmp_path):
     picture = hand_made(tmp_path, full=False)
 
     assert filled(picture, "training") == filled(picture, "blending") == [198.0, 223.0]
     assert "not recorded" in picture.caption
 
 
-def test_germination_fossilization_and_pruning_have_marks(drawn, runs):
+def test_slot_timeline_marks_germination_fossilization_and_pruning(drawn, runs):
     for name in ("an episode", "eight slots", "a training"):
         found = lanes(runs[name])
         marks = [mark for lane in found.lanes for mark in lane.marks]

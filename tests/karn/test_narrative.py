@@ -1,4 +1,4 @@
-"""Narratives of short episodes; each expected sentence is derived by hand from a few rows."""
+"""Text summaries of short episodes; each expected sentence is derived by hand from a few telemetry rows."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ RUN = fake_run.run_row()
 
 
 def decision(epoch: int, op: LifecycleOp, slot: int = 0, **columns: Any) -> DecisionRow:
-    """Return a successful action, with all heads not given at 0 and unread."""
+    """Return a decision row of a successful action; action heads without a given value are 0 and unused."""
     named = {
         "action": [op, slot, 0, 0, 0, 0, 0, 0],
         "read": [True, op is not LifecycleOp.WAIT] + [False] * 6,
@@ -49,7 +49,7 @@ def sentences(*rows: Row) -> list[str]:
     return [str(note) for note in narrate(RUN, rows)]
 
 
-def test_seed_note_contains_its_fate_and_the_policy_probabilities() -> None:
+def test_sentence_about_a_seed_names_its_outcome_and_the_policy_probabilities() -> None:
     rows = (
         decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.09, 0.83, 0.05, 0.0, 0.03, 0.0]),
         germination(4),
@@ -65,7 +65,7 @@ def test_seed_note_contains_its_fate_and_the_policy_probabilities() -> None:
     ]
 
 
-def test_contribution_of_zero_is_shown_as_known() -> None:
+def test_seed_contribution_of_zero_is_shown_as_zero_and_not_as_unknown() -> None:
     (sentence,) = sentences(germination(2), measured(5, 0.0, 0.0))
     assert "contribution +0.0 ± 0.0 points" in sentence
 
@@ -93,7 +93,7 @@ def test_contribution_of_zero_is_shown_as_known() -> None:
         (move(4, Stage.DORMANT, Stage.GERMINATED), "still germinated after 4", Stage.GERMINATED),
     ],
 )
-def test_each_fate_has_its_own_text(last: TransitionRow, end: str, stage: Stage) -> None:
+def test_each_final_state_of_a_seed_has_a_different_text(last: TransitionRow, end: str, stage: Stage) -> None:
     (note,) = narrate(RUN, [germination(), last])
     assert str(note) == f"epoch 4: conv_light germinated in r0c1; contribution –; {end}"
     assert note.stage is stage
@@ -116,7 +116,7 @@ def test_refused_action_names_the_gate_and_the_failed_checks() -> None:
     ]
 
 
-def test_refused_action_is_not_confused_with_a_user_action_in_the_same_step() -> None:
+def test_refused_policy_action_is_not_confused_with_a_user_action_in_the_same_step() -> None:
     germinate = decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.2, 0.8, 0, 0, 0, 0])
     fossilize = decision(11, LifecycleOp.FOSSILIZE, 1, op_probs=[0.1, 0, 0, 0, 0.9, 0])
     rows = (
@@ -132,7 +132,7 @@ def test_refused_action_is_not_confused_with_a_user_action_in_the_same_step() ->
     ]
 
 
-def test_later_decisions_name_the_seed_in_the_slot_at_that_epoch() -> None:
+def test_sentence_about_a_decision_names_the_seed_in_the_slot_at_that_epoch() -> None:
     rows = (
         germination(1),
         move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
@@ -153,7 +153,7 @@ def test_later_decisions_name_the_seed_in_the_slot_at_that_epoch() -> None:
     ]
 
 
-def test_governor_alert_is_noted_when_raised_and_not_when_cleared() -> None:
+def test_narrative_mentions_a_governor_alert_when_raised_and_not_when_cleared() -> None:
     raised = replace(fake_run.alert_row(), **EPISODE, epoch=5, value=7.654321)
     rows = (germination(4), raised, replace(raised, event="cleared"))
     assert sentences(*rows)[1:] == ["epoch 5: collapse (7.65, limit 2.25); rolled back to epoch 3"]
@@ -162,7 +162,9 @@ def test_governor_alert_is_noted_when_raised_and_not_when_cleared() -> None:
 
 
 @pytest.mark.parametrize(("twin", "against"), [(22.05, " (+39.5 against the twin)"), (None, "")])
-def test_end_of_the_episode_is_the_last_note(twin: float | None, against: str) -> None:
+def test_last_sentence_of_a_narrative_describes_the_end_of_the_episode(
+    twin: float | None, against: str
+) -> None:
     rows = (ended(twin_val_score=twin), germination(4), move(20, Stage.HOLDING, Stage.FOSSILIZED))
     assert sentences(*rows)[-1] == (
         f"epoch 20: the horizon ended the episode: 61.5 on validation{against}, 60.2 on test,"
@@ -170,7 +172,7 @@ def test_end_of_the_episode_is_the_last_note(twin: float | None, against: str) -
     )
 
 
-def test_episode_without_events_has_no_notes() -> None:
+def test_narrative_of_an_episode_without_events_is_empty() -> None:
     epoch = replace(fake_run.epoch_row(1), **EPISODE)
     assert narrate(RUN, []) == []
     assert narrate(RUN, [epoch, decision(0, LifecycleOp.WAIT)]) == []
@@ -184,7 +186,7 @@ def test_episode_without_events_has_no_notes() -> None:
         ([0.0, None, 0.0, 0.0, 0.0, 0.25], " (policy –, next best ADVANCE 0.25)"),
     ],
 )
-def test_policy_output_contains_only_known_probabilities(
+def test_narrative_contains_only_known_policy_probabilities(
     probabilities: list[float | None] | None, words: str
 ) -> None:
     assert policy_output(decision(1, LifecycleOp.GERMINATE, op_probs=probabilities), RUN) == words

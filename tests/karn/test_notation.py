@@ -34,7 +34,7 @@ from esper.karn import notation
         (notation.significant(0.05), "0.05"),
         (notation.clock(0), "0:00:00"),
         (notation.clock(3725.9), "1:02:05"),
-        # None is a dash, never 0.
+        # Formatted None is a dash, never 0.
         (notation.points(None), "–"),
         (notation.gain(notation.difference(1.0, None)), "–"),
         (notation.count(None), "–"),
@@ -48,17 +48,18 @@ from esper.karn import notation
         (notation.significant(None), "–"),
     ],
 )
-def test_number_formats(shown, expected):
+def test_numbers_are_formatted_with_units_and_none_as_a_dash(shown, expected):
     assert shown == expected
 
 
-def test_condense_averages_neighbours_of_a_long_series():
+def test_long_series_is_shortened_by_averaging_neighbouring_values():
     assert notation.condense([1.0, 3.0, None, 5.0, None, None], 3) == [2.0, 5.0, None]
     assert notation.condense([1.0, None], 3) == [1.0, None]
 
 
-def test_trend_uses_its_own_range_unless_a_range_is_given():
-    # Eight blocks over 0 to 70: one block per ten. Unknown is a gap, a constant series is drawn low.
+def test_sparkline_is_scaled_to_its_values_unless_a_range_is_given():
+    # A sparkline has eight block heights; unknown values are gaps, and a constant series has the lowest
+    # block.
     assert notation.trend([0, 10, 20, None, 60, 70], 6) == "▁▂▃ ▇█"
     assert notation.trend([5.0, 5.0], 2) == "▁▁"
     assert notation.trend([0.0, 0.5, 1.0], 3, 0.0, 7.0) == "▁▁▂"

@@ -10,14 +10,14 @@ from esper.leyline.stages import Stage
 OKABE_ITO = {"#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#999999"}
 
 
-def test_glyphs_and_letters_distinguish_all_stages_without_colour():
+def test_symbols_and_letters_distinguish_all_seed_stages_without_colour():
     assert len({look.glyph for look in LOOKS.values()}) == 10
     assert len({look.letter for look in LOOKS.values()}) == 10
     assert all(cell_len(look.glyph) == 1 for look in LOOKS.values())
     assert all(look.letter.isascii() for look in LOOKS.values())
 
 
-def test_colours_are_colour_blind_safe_and_distinct_for_live_and_final_stages():
+def test_colours_of_seed_stages_are_colour_blind_safe_and_distinct():
     assert {look.colour for look in LOOKS.values()} <= OKABE_ITO
     others = {Stage.UNKNOWN, Stage.DORMANT, Stage.EMBARGOED, Stage.RESETTING}
     assert len({LOOKS[stage].colour for stage in set(Stage) - others}) == 6
@@ -27,7 +27,7 @@ def test_colours_are_colour_blind_safe_and_distinct_for_live_and_final_stages():
 
 
 Colour = tuple[float, ...]
-"""Red, green and blue, each from 0 to 1."""
+"""Colour as red, green and blue, each from 0 to 1."""
 
 
 def colour(text: str) -> Colour:
@@ -39,7 +39,7 @@ def mixed(over: Colour, under: Colour, opacity: float) -> Colour:
 
 
 def contrast(one: Colour, other: Colour) -> float:
-    """Return the contrast ratio of WCAG 2."""
+    """Return the contrast ratio of two colours as defined by WCAG 2."""
 
     def luminance(found: Colour) -> float:
         parts = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in found]
@@ -55,7 +55,7 @@ def opacity_of(look: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_lines_and_texts_have_enough_contrast_with_the_background(theme):
+def test_lines_and_texts_of_figures_have_enough_contrast_with_the_background(theme):
     inks = {name: colour(text) for name, text in INKS[theme].items()}
 
     assert contrast(inks["ink"], inks["paper"]) >= 7
@@ -64,7 +64,7 @@ def test_lines_and_texts_have_enough_contrast_with_the_background(theme):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_twin_line_has_enough_contrast_with_background_and_bands(theme):
+def test_line_of_the_twin_has_enough_contrast_with_background_and_quantile_bands(theme):
     inks = {name: colour(text) for name, text in INKS[theme].items()}
     outer = mixed(inks["ink"], inks["paper"], opacity_of("fan"))
     inner = mixed(inks["ink"], outer, opacity_of("fan.inner"))
@@ -73,4 +73,5 @@ def test_twin_line_has_enough_contrast_with_background_and_bands(theme):
         assert contrast(inks["twin"], ground) >= 3
     (twin,) = re.findall(r"\.esper \.twin\{([^}]*)\}", STYLE)
     assert twin.startswith("stroke:var(--twin);stroke-width:2;")
-    assert "vector-effect:non-scaling-stroke" in twin  # equally thick in narrow and wide pictures
+    # The line of the twin is equally thick in narrow and wide figures.
+    assert "vector-effect:non-scaling-stroke" in twin

@@ -48,7 +48,7 @@ def iterations_of(episodes: Sequence[EpisodeRow]) -> dict[int, list[EpisodeRow]]
 # --- episodes ---------------------------------------------------------------------------------------
 
 
-def test_episodes_are_listed_by_iteration_and_environment(training, training_rows):
+def test_episodes_are_sorted_by_iteration_and_environment(training, training_rows):
     found = episodes(training)
 
     assert [episode.key for episode in found] == [
@@ -67,14 +67,16 @@ def test_unfinished_episode_is_listed_with_its_last_score(tmp_path):
     assert episode == (EpisodeKey(0, 0), None, last.val_score)
 
 
-def test_default_episode_is_the_best_of_a_training_and_the_last_of_a_run(training, training_rows, tmp_path):
+def test_episode_shown_by_default_is_the_best_of_a_training_and_the_last_of_a_run(
+    training, training_rows, tmp_path
+):
     best = max(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
     assert default_episode(training) == EpisodeKey(best.env, best.episode)
     assert default_episode(opened(tmp_path, made_run.run_rows(episodes=3, horizon=3))) == EpisodeKey(0, 2)
 
 
-def test_notable_episodes_are_best_median_and_worst(training, training_rows, tmp_path):
+def test_episodes_selected_for_a_report_are_best_median_and_worst(training, training_rows, tmp_path):
     ranked = sorted(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
 
     assert notable_episodes(training) == {
@@ -86,7 +88,7 @@ def test_notable_episodes_are_best_median_and_worst(training, training_rows, tmp
     assert set(notable_episodes(two)) == {"best", "worst"}
 
 
-def test_second_attempt_belongs_to_the_iteration_of_the_failed_episode(tmp_path):
+def test_repeated_episode_has_the_iteration_of_the_failed_episode(tmp_path):
     rows = [
         replace(row, attempt=1)
         if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1
@@ -111,7 +113,7 @@ def test_progress_counts_iterations_of_a_training_and_epochs_of_a_run(training, 
     assert (grown.unit, grown.done, grown.total, grown.share) == ("epoch", 7, 7, 1.0)
 
 
-def test_seconds_left_is_known_only_while_the_run_is_alive(tmp_path):
+def test_remaining_time_is_known_only_while_the_run_is_in_progress(tmp_path):
     rows = [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(1)).live(epochs=5)]
     run = opened(tmp_path, rows)
 
@@ -121,7 +123,7 @@ def test_seconds_left_is_known_only_while_the_run_is_alive(tmp_path):
     lock.release()
 
     assert (stopped.state, stopped.seconds_left) == ("stopped", None)
-    # 5 of 20 epochs took until the last row: the rest takes three times as long.
+    # With 5 of 20 epochs done, the remaining time is three times the elapsed time.
     assert (running.state, running.seconds_left) == ("running", pytest.approx(3 * running.seconds))
     assert running.steps_per_second == pytest.approx(5 / running.seconds)
 
@@ -136,7 +138,7 @@ def test_progress_of_a_run_without_rows_is_zero(tmp_path):
 # --- growth -----------------------------------------------------------------------------------------
 
 
-def test_growth_of_a_training_has_quantiles_per_iteration(training, training_rows):
+def test_growth_series_of_a_training_has_score_quantiles_per_iteration(training, training_rows):
     found = growth(training)
 
     assert (found.axis, found.end, found.bins) == ("iteration", 3, ((1, 1), (2, 2), (3, 3)))
@@ -153,7 +155,7 @@ def test_growth_of_a_training_has_quantiles_per_iteration(training, training_row
         assert point["episodes"] == 5
 
 
-def test_iterations_of_a_long_training_are_merged_into_bins(tmp_path):
+def test_iterations_of_a_long_training_are_averaged_in_bins(tmp_path):
     rows = made_run.training_rows(iterations=450, envs=1, horizon=1, slots=1)
     run = opened(tmp_path, rows)
 
@@ -174,7 +176,7 @@ def test_iterations_of_a_long_training_are_merged_into_bins(tmp_path):
 # --- policy -----------------------------------------------------------------------------------------
 
 
-def test_improvement_has_quartiles_of_the_returns(training, training_rows):
+def test_improvement_series_has_quartiles_of_the_episode_returns(training, training_rows):
     found = improvement(training)
     updates = of_type(training_rows, UpdateRow)
 
@@ -185,13 +187,13 @@ def test_improvement_has_quartiles_of_the_returns(training, training_rows):
     assert found["evaluation score"] == tuple(row.evaluation_score for row in updates)
 
 
-def test_policy_questions_return_none_without_training(tmp_path):
+def test_policy_statistics_are_none_for_a_run_without_policy_training(tmp_path):
     run = opened(tmp_path, made_run.run_rows(horizon=3))
 
     assert [question(run) for question in (improvement, health, heads, reward, honesty)] == [None] * 5
 
 
-def test_health_shows_banded_metrics_with_their_limits(training, training_rows):
+def test_metrics_with_a_normal_range_are_shown_with_their_limits(training, training_rows):
     found = health(training)
     bands = {metric.name: (metric.low, metric.high) for metric in found.metrics}
 
@@ -204,20 +206,21 @@ def test_health_shows_banded_metrics_with_their_limits(training, training_rows):
 @pytest.mark.parametrize(
     ("value", "limit"), [(0.05, "< 0.1"), (0.1, ""), (0.3, ""), (0.31, "> 0.3"), (None, "")]
 )
-def test_value_on_the_limit_is_within_the_band(value, limit):
+def test_metric_equal_to_a_limit_is_within_its_normal_range(value, limit):
     assert beyond(value, 0.1, 0.3) == limit
 
 
-def test_head_without_a_choice_is_unknown_and_not_collapsed(training, training_rows):
+def test_entropy_of_a_head_with_one_legal_action_is_unknown_and_not_zero(training, training_rows):
     found = heads(training)
     updates = of_type(training_rows, UpdateRow)
 
-    assert found["style"][2] is None  # third iteration
+    # In the third iteration the action head ``style`` never had more than one legal value.
+    assert found["style"][2] is None
     entropies = [list(row) for row in zip(*found.values.values(), strict=True)]
     assert entropies == [row.head_entropy for row in updates]
 
 
-def test_choices_count_every_decision(training, training_rows):
+def test_action_shares_count_every_decision_of_an_iteration(training, training_rows):
     found = choices(training)
     for number in range(3):
         point = {name: values[number] for name, values in found.values.items()}
@@ -231,7 +234,7 @@ def test_choices_count_every_decision(training, training_rows):
         assert point["failed"] == pytest.approx(sum(not row.succeeded for row in rows) / 60)
 
 
-def test_decisions_of_a_run_are_placed_at_the_epoch_they_affect(tmp_path):
+def test_decisions_of_a_run_are_plotted_at_the_epoch_that_follows_them(tmp_path):
     rows = made_run.run_rows(horizon=4)
     found = choices(opened(tmp_path, rows))
 
@@ -240,7 +243,7 @@ def test_decisions_of_a_run_are_placed_at_the_epoch_they_affect(tmp_path):
     assert [found[op][at] for at, op in enumerate(chosen)] == [1.0] * 4
 
 
-def test_choices_without_decision_rows_have_only_op_shares(tmp_path):
+def test_action_shares_without_decision_rows_have_only_op_shares(tmp_path):
     rows = made_run.training_rows(iterations=2, envs=3, horizon=4)
     counts = of_type(rows, EpisodeRow)[:3]
     found = choices(opened(tmp_path, [row for row in rows if not isinstance(row, DecisionRow)]))
@@ -253,7 +256,9 @@ def test_choices_without_decision_rows_have_only_op_shares(tmp_path):
 # --- other questions --------------------------------------------------------------------------------
 
 
-def test_times_come_from_updates_of_a_training_and_epochs_of_a_run(training, training_rows, tmp_path):
+def test_phase_times_are_read_from_updates_of_a_training_and_epochs_of_a_run(
+    training, training_rows, tmp_path
+):
     rows = made_run.run_rows(horizon=4)
     for run, recorded in (
         (training, of_type(training_rows, UpdateRow)),
@@ -275,9 +280,9 @@ def configurations(scores: dict[tuple[bool, ...], float], epoch: int = 5) -> lis
     ]
 
 
-def test_interactions_use_the_last_scored_epoch(tmp_path):
+def test_slot_interactions_use_the_last_epoch_with_counterfactual_scores(tmp_path):
     earlier = configurations({(False, True, False): 1.0, (True, True, False): 2.0}, epoch=4)
-    # The second slot is on in every configuration: it was not switched.
+    # The second slot is on in every measured configuration, so no effect of the slot is known.
     last = configurations(
         {
             (False, True, False): 10.0,
@@ -290,11 +295,12 @@ def test_interactions_use_the_last_scored_epoch(tmp_path):
     found = interactions(opened(tmp_path, [*rows, *earlier, *last]))
 
     assert (found.epoch, found.slots, found.score) == (5, ("r0c0", "r0c2"), 60.0)
-    # 60 − 20 without the first, 60 − 30 without the second, together 60 − 20 − 30 + 10.
+    # Slot effects: 60 − 20 = 40 for the first slot, 60 − 30 = 30 for the second slot, and 60 − 20 − 30 + 10 =
+    # 20 for the interaction of the two slots.
     assert found.matrix == ((40.0, 20.0), (20.0, 30.0))
 
 
-def test_interaction_without_all_configurations_is_unknown(tmp_path):
+def test_slot_interaction_is_unknown_if_a_configuration_was_not_scored(tmp_path):
     last = configurations({(True, False, True): 1.0, (False, True, True): 2.0, (True, True, True): 5.0})
     rows = [made_run.run_row(horizon=5), *made_run.Episode(0, 0, 3, 5, random.Random(0), full=False).live()]
     found = interactions(opened(tmp_path, [*rows, *last]))
@@ -302,7 +308,9 @@ def test_interaction_without_all_configurations_is_unknown(tmp_path):
     assert found.matrix == ((3.0, None), (None, 4.0))
 
 
-def test_result_counts_each_flop_once_and_a_training_by_its_last_iteration(training, training_rows, tmp_path):
+def test_result_counts_each_flop_once_and_uses_the_last_iteration_of_a_training(
+    training, training_rows, tmp_path
+):
     single = opened(tmp_path, made_run.run_rows(horizon=3))
     arms = verdict({"policy": training, "single": single})
     trained, last = arms["policy"], [row for row in of_type(training_rows, EpisodeRow) if row.episode == 2]
@@ -315,11 +323,11 @@ def test_result_counts_each_flop_once_and_a_training_by_its_last_iteration(train
     assert trained.flops.mean == np.mean([3_000_000 * row.params for row in last])
 
 
-def test_verdict_omits_runs_without_a_finished_episode(tmp_path):
+def test_comparison_of_results_omits_runs_without_a_finished_episode(tmp_path):
     assert verdict({"empty": opened(tmp_path, [made_run.run_row()])}) == {}
 
 
-def test_differences_contain_only_keys_with_different_values(tmp_path):
+def test_configuration_differences_contain_only_keys_with_different_values(tmp_path):
     first, second = made_run.run_row(), made_run.run_row()
     config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
     change(second, config=config, versions={"python": "3.12"})

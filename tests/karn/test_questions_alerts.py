@@ -16,7 +16,7 @@ def alerts_of(tmp_path: Path, rows: Sequence[Row], *, iterations: int | None = 2
     return alerts(open_run(made_run.write(tmp_path / "run", [first, *rows])))
 
 
-def test_alert_spans_from_raised_to_cleared_and_is_open_until_then(tmp_path):
+def test_alert_lasts_from_raised_to_cleared_and_is_open_until_cleared(tmp_path):
     rows = [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7)]
     found = alerts_of(tmp_path / "cleared", rows)
 
@@ -28,14 +28,14 @@ def test_alert_spans_from_raised_to_cleared_and_is_open_until_then(tmp_path):
     assert found.open == 1
 
 
-def test_alert_of_an_episode_ends_with_its_iteration(tmp_path):
+def test_alert_of_an_episode_ends_with_the_iteration_of_the_episode(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=2, episode=4, attempt=0, iteration=5, epoch=9)])
 
     assert found.lines[0].spans == (AlertSpan(5, 5),)
     assert found.open == 0
 
 
-def test_scopes_have_separate_entries_and_share_the_line_of_their_rule(tmp_path):
+def test_alerts_of_one_rule_with_different_scopes_share_a_line_of_the_figure(tmp_path):
     rows = [
         alert_row("entropy", scope="op", iteration=2),
         alert_row("entropy", scope="slot", iteration=4),
@@ -52,7 +52,7 @@ def test_scopes_have_separate_entries_and_share_the_line_of_their_rule(tmp_path)
     assert found.lines[0].times == 2
 
 
-def test_touching_spans_are_merged_and_neighbours_are_not(tmp_path):
+def test_alert_spans_with_a_common_iteration_are_merged_and_adjacent_spans_are_not(tmp_path):
     rows = [
         alert_row("entropy", scope="op", iteration=2),
         alert_row("entropy", "cleared", scope="op", iteration=6),
@@ -64,27 +64,27 @@ def test_touching_spans_are_merged_and_neighbours_are_not(tmp_path):
     assert alerts_of(tmp_path, rows).lines[0].spans == (AlertSpan(2, 9), AlertSpan(10, None))
 
 
-def test_alerts_of_a_run_are_placed_at_their_epochs(tmp_path):
+def test_alerts_of_a_run_are_plotted_by_epoch(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=0, episode=0, epoch=4)], iterations=None)
 
     assert (found.axis, found.lines[0].spans) == ("epoch", (AlertSpan(4, None),))
 
 
-def test_alert_without_iteration_or_episode_is_placed_by_its_time(tmp_path):
+def test_alert_without_iteration_or_episode_is_plotted_by_its_time(tmp_path):
     rows = made_run.training_rows(iterations=3, envs=1, horizon=2)
     found = alerts(open_run(made_run.write(tmp_path / "run", [*rows, alert_row("disk")])))
 
     assert found.lines[0].spans == (AlertSpan(3, None),)
 
 
-def test_rule_has_the_worst_severity_of_its_alerts(tmp_path):
+def test_alert_rule_is_shown_with_the_worst_severity_of_its_alerts(tmp_path):
     mild, bad = alert_row("kl", iteration=1), alert_row("kl", iteration=2)
     change(bad, severity="error")
 
     assert alerts_of(tmp_path, [mild, bad]).lines[0].severity == "error"
 
 
-def test_long_table_is_truncated_with_a_note(tmp_path):
+def test_long_table_of_alerts_is_truncated_with_a_note(tmp_path):
     rows = [alert_row("kl", scope=f"thing {index}", iteration=1) for index in range(MOST_ENTRIES + 7)]
     found = alerts_of(tmp_path, rows)
 
@@ -92,7 +92,7 @@ def test_long_table_is_truncated_with_a_note(tmp_path):
 
 
 def test_order_of_simultaneous_alerts_does_not_depend_on_writing_order(tmp_path):
-    """Entries are sorted by rule and scope; with several environments, the last one provides the value."""
+    """Alerts are sorted by rule and scope; an alert of several environments has the value of the last."""
     rows = [
         replace(alert_row(rule, scope=scope, env=env, episode=0, iteration=1), value=float(env))
         for rule, scope in (("kl", "policy"), ("collapse", "twin"), ("collapse", "host"))

@@ -20,7 +20,7 @@ def lanes_of(directory, rows: Sequence[Row]) -> Lanes:
 
 
 def stages_by_epoch(rows: Sequence[Row], slot: int, last: int) -> list[Stage]:
-    """Return the stage of a slot in each epoch, by replaying its transitions."""
+    """Return the seed stage of a slot in each epoch, by replaying the transition rows."""
     stage, found = Stage.DORMANT, []
     moves = [row for row in rows if isinstance(row, TransitionRow) and row.slot == slot]
     for epoch in range(last):
@@ -33,7 +33,9 @@ def stages_by_epoch(rows: Sequence[Row], slot: int, last: int) -> list[Stage]:
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10_000), horizon=st.integers(1, 40), slots=st.integers(1, 8), full=st.booleans())
-def test_spans_marks_and_alphas_equal_those_of_the_rows(seed, horizon, slots, full, tmp_path_factory):
+def test_slot_timeline_has_the_stages_events_and_alphas_of_the_telemetry_rows(
+    seed, horizon, slots, full, tmp_path_factory
+):
     rows = made_run.run_rows(horizon=horizon, slots=slots, seed=seed, full=full)
     found = lanes_of(tmp_path_factory.mktemp("run") / "run", rows)
 
@@ -43,7 +45,8 @@ def test_spans_marks_and_alphas_equal_those_of_the_rows(seed, horizon, slots, fu
         for span in lane.spans:
             assert len(span.alphas) == span.end - span.start > 0
             for epoch, alpha in zip(range(span.start, span.end), span.alphas, strict=True):
-                assert drawn[epoch] is Stage.DORMANT  # spans do not overlap
+                # Stage spans of one slot do not overlap.
+                assert drawn[epoch] is Stage.DORMANT
                 drawn[epoch] = span.stage
                 alphas[epoch] = alpha
         assert drawn == stages_by_epoch(rows, index, horizon)
@@ -56,7 +59,7 @@ def test_spans_marks_and_alphas_equal_those_of_the_rows(seed, horizon, slots, fu
             assert set(alphas.values()) <= {None}
 
 
-def test_scores_and_twins_equal_those_of_the_epochs(tmp_path):
+def test_slot_timeline_has_the_scores_and_twin_scores_of_the_epoch_rows(tmp_path):
     rows = made_run.run_rows()
     found = lanes_of(tmp_path / "run", rows)
 
@@ -66,7 +69,7 @@ def test_scores_and_twins_equal_those_of_the_epochs(tmp_path):
     assert found.scores["twin"] == [row.twin_score for row in epochs]
 
 
-def test_seed_has_its_last_measurement(tmp_path):
+def test_slot_timeline_shows_the_last_measured_contribution_of_a_seed(tmp_path):
     rows = made_run.run_rows(seed=3)
     found = lanes_of(tmp_path / "run", rows)
     last = {row.seed: row for row in rows if isinstance(row, SeedRow) and row.contribution is not None}
@@ -78,7 +81,7 @@ def test_seed_has_its_last_measurement(tmp_path):
         assert [getattr(seed, name) for name in columns] == [getattr(row, name) for name in columns]
 
 
-def test_lanes_of_an_unfinished_episode_end_at_its_last_epoch(tmp_path):
+def test_slot_timeline_of_an_unfinished_episode_ends_at_its_last_epoch(tmp_path):
     rows = [made_run.run_row(), *made_run.Episode(0, 0, 3, 20, random.Random(5)).live(epochs=9)]
     found = lanes_of(tmp_path / "run", rows)
 
@@ -89,7 +92,7 @@ def test_lanes_of_an_unfinished_episode_end_at_its_last_epoch(tmp_path):
     assert {seed.end for seed in alive} == {9}
 
 
-def test_lanes_without_epoch_rows_have_no_scores(tmp_path):
+def test_slot_timeline_without_epoch_rows_has_no_scores(tmp_path):
     rows = [row for row in made_run.run_rows() if not isinstance(row, EpochRow | SeedRow)]
     found = lanes_of(tmp_path / "run", rows)
 
@@ -98,5 +101,5 @@ def test_lanes_without_epoch_rows_have_no_scores(tmp_path):
 
 
 @pytest.mark.parametrize("episode", [None, EpisodeKey(0, 7)])
-def test_episode_without_rows_has_no_lanes(tmp_path, episode):
+def test_episode_without_rows_has_no_slot_timeline(tmp_path, episode):
     assert lanes(open_run(made_run.write(tmp_path / "run", [made_run.run_row()])), episode) is None

@@ -1,4 +1,4 @@
-"""Consistency of views: terminal, list, page, report, figures and alerts show the same numbers of a run."""
+"""Terminal, list of runs, web page, report, figures and alerts show the same numbers for a run."""
 
 import io
 import json
@@ -35,9 +35,9 @@ from tests.karn.serving import Client, facts
 
 ITERATIONS = 2
 SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
-"""Scores of the environments in the last iteration; the last episode did not reach its horizon.
+"""Validation scores and twin scores by environment; the episode of the last environment was ended early.
 
-The means of the other three are 34 and 18; medians would be 21 and 11, means of all four 27.8 and 14.
+Without the last environment, the mean score is 34 and the mean twin score 18 (medians: 21 and 11).
 """
 
 
@@ -59,7 +59,7 @@ def training() -> Iterator[Row]:
 
 @contextmanager
 def running(directory: Path, rows: Iterable[Row]) -> Iterator[Path]:
-    """Yield a run in progress after ten seconds."""
+    """Yield the directory of a run that started ten seconds ago and is still being written."""
     clock = iter([0.0])
     with RunWriter(directory, clock=lambda: next(clock, 10.0)) as writer:
         for row in rows:
@@ -69,13 +69,13 @@ def running(directory: Path, rows: Iterable[Row]) -> Iterator[Path]:
 
 
 def heads(run: Path) -> list[dict[str, str]]:
-    """Return the values in the heads of the page and of the report."""
+    """Return the values shown in the headers of the web page and of the report of a run."""
     report = read_page(head(open_run(run), run.name, served=False))
     return [facts(Client(run.parent).part(run.name, "head").html), facts(report)]
 
 
 def lines_of(directory: Path) -> list[str]:
-    """Return the log lines of a run."""
+    """Return the lines that the terminal view prints for a run."""
     file = io.StringIO()
     with TerminalView(directory, Console(file=file)) as view:
         view.refresh()
@@ -83,7 +83,7 @@ def lines_of(directory: Path) -> list[str]:
 
 
 def screen_of(directory: Path) -> str:
-    """Return a run's terminal screen, and its row in ``esper runs``."""
+    """Return the text of a run's terminal screen, followed by its row in the output of ``esper runs``."""
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(screen(open_run(directory), 100))
     console.print(table_of([listed(directory)]))
@@ -99,8 +99,8 @@ def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> 
 # --- progress ---------------------------------------------------------------------------------------
 
 
-def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
-    """4 epochs of 16 in ten seconds: 0.4 steps/s, and 30 seconds for the remaining 12."""
+def test_progress_of_a_run_with_two_episodes_counts_all_epochs(tmp_path, capsys):
+    """Four of 16 epochs took ten seconds, so the speed is 0.4 steps/s and the remaining time 30 seconds."""
     row = replace(made_run.run_row(horizon=8), config={"episodes": 2})
     going = made_run.Episode(0, 0, 3, 8, random.Random(1)).live(epochs=4)
     with running(tmp_path / "run", [row, *going]) as run:
@@ -117,7 +117,7 @@ def test_progress_of_two_episodes_counts_the_epochs_of_both(tmp_path, capsys):
 
 
 def test_progress_of_a_training_counts_iterations(tmp_path):
-    """2 of 5 iterations of 4 seconds each: 12 seconds are left; 40 epochs in ten seconds."""
+    """Three of 5 iterations of 4 seconds each remain: 12 seconds; 40 epochs in ten seconds are 4 steps/s."""
     rows = list(training())
     rows[0] = replace(rows[0], iterations=5)
     with running(tmp_path / "run", rows) as run:
@@ -137,7 +137,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return open_run(made_run.write(tmp_path_factory.mktemp("runs") / "run", training()))
 
 
-def test_iteration_score_is_the_mean_of_episodes_that_reached_the_horizon(run):
+def test_score_of_an_iteration_is_the_mean_over_episodes_that_reached_the_horizon(run):
     found = overview(run)
     assert (found.score, found.twin, found.lead, found.params) == (34.0, 18.0, 16.0, 501.0)
     for shown in heads(run.path):
@@ -157,8 +157,8 @@ def test_iteration_score_is_the_mean_of_episodes_that_reached_the_horizon(run):
     assert "One episode of iteration 2 broke down and is not counted." in conclude(run).sentences
 
 
-def test_unknown_values_are_dashes_in_all_views(tmp_path):
-    """No episode of the last iteration reached its horizon, and one setting has no value."""
+def test_unknown_values_are_dashes_on_terminal_page_and_report(tmp_path):
+    """No episode of the last training iteration reached its horizon, and one setting has no value."""
     rows = [replace(row, ended_by="governor") if isinstance(row, EpisodeRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"gamma": None})
     made_run.write(tmp_path / "run", rows)
@@ -173,7 +173,7 @@ def test_unknown_values_are_dashes_in_all_views(tmp_path):
 
 
 def test_unfinished_iteration_does_not_change_the_result_of_a_killed_training(run, tmp_path):
-    """Two episodes of the third iteration ended, and another one started."""
+    """In the unfinished third iteration, two episodes have ended and a third episode has started."""
     rows = list(training())
     rows[0] = replace(rows[0], iterations=ITERATIONS + 1)
     for env, epochs in ((0, None), (1, None), (2, 2)):
@@ -199,8 +199,8 @@ def test_training_killed_in_its_first_iteration_has_no_result(tmp_path):
 # --- alerts -----------------------------------------------------------------------------------------
 
 
-def test_reward_alert_and_honesty_figure_show_the_same_correlation(tmp_path):
-    """The higher the return of twenty episodes, the higher the score and the lower the lead."""
+def test_reward_alert_and_reward_figure_show_the_same_rank_correlation(tmp_path):
+    """In the twenty episodes, a higher return goes with a higher score and a lower lead over the twin."""
     rows = made_run.training_rows(iterations=1, envs=CORRELATED_EPISODES, horizon=1, slots=1)
     monitor = AlertMonitor(rows[0])
     raised, written = [], []
@@ -222,7 +222,7 @@ def test_reward_alert_and_honesty_figure_show_the_same_correlation(tmp_path):
 
 
 @pytest.mark.parametrize(("target", "limit"), [(0.03, 0.06), (0.1, 0.2)])
-def test_kl_alert_and_healthy_band_have_the_same_limit(tmp_path, target, limit):
+def test_kl_alert_and_kl_range_in_the_figure_have_the_same_limit(tmp_path, target, limit):
     rows = [replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"iterations": 2, "target_kl": target})
     monitor = AlertMonitor(rows[0])
@@ -248,11 +248,11 @@ def test_kl_alert_and_healthy_band_have_the_same_limit(tmp_path, target, limit):
         (["+0.10 to +0.20"], False),
     ],
 )
-def test_column_is_numeric_if_all_its_cells_are(cells, is_number):
+def test_table_column_is_numeric_if_all_its_cells_are_numeric(cells, is_number):
     assert numeric_columns([[cell] for cell in cells]) == [is_number]
 
 
-def test_text_columns_are_marked_on_page_and_in_report(tmp_path):
+def test_text_columns_of_tables_have_the_css_class_text_on_page_and_in_report(tmp_path):
     made_run.write(tmp_path / "run", made_run.run_rows())
     report = read_page(render_report(open_run(tmp_path / "run"))).one("section", id="lanes")
     for lanes in (report, Client(tmp_path).part("run", "lanes").html):

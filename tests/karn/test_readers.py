@@ -1,4 +1,4 @@
-"""Concurrent readers and a writer that appends lines and compacts them."""
+"""Concurrent readers of a run whose writer appends JSON lines and compacts them to Parquet."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +14,7 @@ from tests.karn import fake_run
 
 
 def look_on(run_dir: Path) -> int:
-    """Read until the run is finished, with one open reader and with new ones; return the number of reads."""
+    """Read a run until it ends, alternately with one open reader and a new reader; return the read count."""
     kept, seen, looks = open_run(run_dir), 0, 0
     while kept.state == "running":
         run = kept if looks % 2 else open_run(run_dir)
@@ -32,7 +32,7 @@ def look_on(run_dir: Path) -> int:
 
 @pytest.mark.slow
 def test_two_readers_in_a_loop_do_not_disturb_the_writer(tmp_path, monkeypatch, capsys):
-    """Lines are compacted every twenty rows, some hundred times in total."""
+    """The writer compacts its JSON lines to Parquet about every twenty rows."""
     monkeypatch.setattr(writer_module, "LINES_BYTES", 10_000)
     with ThreadPoolExecutor(2) as readers, RunWriter(tmp_path) as writer:
         looking = [readers.submit(look_on, tmp_path) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Reports parsed back and compared with rows written by hand."""
+"""HTML reports of runs, parsed and compared with telemetry rows written by hand."""
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
@@ -20,7 +20,7 @@ from tests.karn.page import Node, read_page
 
 
 def write(directory: Path, rows: Iterable[Row]) -> Run:
-    """Write a run whose rows are all written 90 seconds after its start."""
+    """Write a run whose rows all have a time of 90 seconds after the start of the run."""
     with RunWriter(directory, clock=chain([0.0], repeat(90.0)).__next__) as writer:
         for row in rows:
             writer.emit(row)
@@ -63,8 +63,8 @@ def grown_page(grown: Run) -> Node:
 # --- one episode ------------------------------------------------------------------------------------
 
 
-def test_headline_comes_first_and_equals_the_episode_row(grown_page: Node) -> None:
-    """61.5 is 39.5 over 22; 398 / 250 = 1.59; 25,000 / 2,000 = 12.5; 1.2 + 2.4 + 0.4 GFLOP, each once."""
+def test_report_starts_with_a_headline_that_equals_the_episode_row(grown_page: Node) -> None:
+    """The score 61.5 is 39.5 points above the twin score 22; 398 parameters are 1.59 times the host's 250."""
     expected = "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
     assert headline(grown_page) == expected
     assert sentences(grown_page) == ["Finished after epoch 8 of 8."]
@@ -83,7 +83,8 @@ def test_headline_comes_first_and_equals_the_episode_row(grown_page: Node) -> No
     [
         ([{"val_score": 20.5}], "20.5 on validation, 1.5 points below its twin that did not grow."),
         ([{"twin_val_score": None}], "61.5 on validation; no twin is known to compare with."),
-        # 61.5 and 63.5: mean 62.5, error 1, quantile 12.7. Leads 39.5 and 43.5: mean 41.5, error 2.
+        # The scores 61.5 and 63.5 have mean 62.5 and standard error 1; the half-width of the interval is the
+        # standard error times 12.7, the t quantile for one degree of freedom.
         (
             [{}, {"val_score": 63.5, "twin_val_score": 20.0}],
             "62.5 ± 12.7 on validation in the mean of 2 episodes, 41.5 ± 25.4 points above their twins that"
@@ -91,7 +92,7 @@ def test_headline_comes_first_and_equals_the_episode_row(grown_page: Node) -> No
         ),
     ],
 )
-def test_headline_compares_the_score_with_the_twin(
+def test_report_headline_compares_the_score_with_the_twin(
     tmp_path: Path, episodes: list[dict[str, Any]], expected: str
 ) -> None:
     ends = [replace(fake_run.episode_row(n), **of) for n, of in enumerate(episodes)]
@@ -99,7 +100,7 @@ def test_headline_compares_the_score_with_the_twin(
     assert conclude(run).headline == f"It reached {expected}"
 
 
-def test_diary_shows_the_glyph_of_each_fate(grown_page: Node) -> None:
+def test_report_diary_shows_a_symbol_for_the_final_state_of_each_seed(grown_page: Node) -> None:
     notes = [item.text for item in grown_page.one("section", id="diary").all("li")]
     assert notes[0].startswith("epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points;")
     assert any(line.startswith("epoch 1 ✂ conv_heavy germinated in r0c1; ") for line in notes)
@@ -107,14 +108,14 @@ def test_diary_shows_the_glyph_of_each_fate(grown_page: Node) -> None:
     assert notes[-1].startswith("epoch 8 the horizon ended the episode: ")
 
 
-def test_report_shows_the_first_episodes_and_counts_the_rest(tmp_path: Path) -> None:
+def test_report_shows_the_first_ten_episodes_and_counts_the_rest(tmp_path: Path) -> None:
     rows = [fake_run.run_row(episodes=12), *(row for n in range(12) for row in fake_run.episode(n))]
     section = page_of(write(tmp_path / "run", rows)).one("section", id="diary")
     assert [heading.text for heading in section.all("h3")] == [f"Episode {n}" for n in range(10)]
     assert "2 more episodes are not shown here." in section.text
 
 
-def test_configuration_and_environment_are_complete(tmp_path: Path) -> None:
+def test_report_contains_the_complete_configuration_and_environment(tmp_path: Path) -> None:
     row = replace(
         fake_run.run_row(), config={"task": "digits", "rng_seed": 3, "slots": ["a", "b"], "gamma": None}
     )
@@ -140,7 +141,7 @@ def test_configuration_and_environment_are_complete(tmp_path: Path) -> None:
         ("abc123-dirty", "The code had changes that were not committed"),
     ],
 )
-def test_command_section_names_the_requirements_for_equal_numbers(
+def test_report_names_the_requirements_for_reproducing_equal_numbers(
     revision: str | None, expected: str
 ) -> None:
     row = replace(fake_run.run_row(), git_revision=revision)
@@ -153,7 +154,7 @@ def test_command_section_names_the_requirements_for_equal_numbers(
 
 
 def control(directory: Path, **changes: Any) -> Run:
-    """Write a run of one episode that reached 22.0 and 21.25 with the bare host and 1.5 GFLOP."""
+    """Write a run without growth: validation score 22.0, test score 21.25, compute 1.5 GFLOP."""
     episode = replace(
         fake_run.episode_row(),
         val_score=22.0,
@@ -166,7 +167,7 @@ def control(directory: Path, **changes: Any) -> Run:
     return write(directory, [row, episode])
 
 
-def test_episodes_with_equal_random_streams_are_compared_in_pairs(grown: Run, tmp_path: Path) -> None:
+def test_report_compares_episodes_with_equal_random_streams_in_pairs(grown: Run, tmp_path: Path) -> None:
     page = page_of(grown, control(tmp_path / "off"))
     assert sentences(page)[-1] == (
         "Against off, in one episode begun alike: +39.5 points on validation, +39.0 on test."
@@ -188,7 +189,7 @@ def test_episodes_with_equal_random_streams_are_compared_in_pairs(grown: Run, tm
     ]
 
 
-def test_runs_with_the_same_name_are_distinguished(grown: Run) -> None:
+def test_compared_runs_with_the_same_name_are_numbered(grown: Run) -> None:
     section = page_of(grown, grown).one("section", id="comparison")
     assert [line["arm"] for line in section.one("figure").table] == ["demo", "demo (2)"]
     assert "Their configurations are the same." in section.text
@@ -203,7 +204,7 @@ def test_runs_with_the_same_name_are_distinguished(grown: Run) -> None:
         ({"horizon": 9}, "their horizons differ: 8 here, 9 there"),
     ],
 )
-def test_unpaired_episodes_are_reported_with_the_reason(
+def test_report_names_the_reason_if_episodes_of_two_runs_cannot_be_paired(
     grown: Run, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     found = compare(grown, control(tmp_path / "off", **changes))
@@ -212,7 +213,7 @@ def test_unpaired_episodes_are_reported_with_the_reason(
     )
 
 
-def test_control_without_a_finished_episode_is_reported_as_such(grown: Run, tmp_path: Path) -> None:
+def test_report_states_that_the_compared_run_has_no_finished_episode(grown: Run, tmp_path: Path) -> None:
     other = write(tmp_path / "off", [fake_run.run_row("off", "off")])
     assert comparison_text(compare(grown, other)) == (
         "Against off: it has no finished episode. Stopped before its first epoch was done."
@@ -223,7 +224,7 @@ def test_control_without_a_finished_episode_is_reported_as_such(grown: Run, tmp_
 
 
 def training(iterations: int = 3, done: int | None = None) -> Iterator[Row]:
-    """Yield two environments: scores 30 + 5 · iteration and 10 more, twins 25, two evaluations."""
+    """Yield the rows of a training with two environments, increasing scores and two policy evaluations."""
     yield replace(fake_run.run_row("taught", "ppo", iterations=iterations), envs=2)
     for number in range(1, (iterations if done is None else done) + 1):
         for env in range(2):
@@ -244,8 +245,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return render_report(write(tmp_path_factory.mktemp("runs") / "run", training()))
 
 
-def test_training_headline_has_best_evaluation_and_last_iteration(trained: str) -> None:
-    """Iteration 3: scores 45 and 55, leads 20 and 30: error 5, times 12.706. Three iterations of 12.5 s."""
+def test_report_headline_of_a_training_has_best_evaluation_and_last_iteration(trained: str) -> None:
+    """The scores 45 and 55 of iteration 3 have standard error 5; the half-width is 12.706 · 5 = 63.5."""
     page = read_page(trained)
     assert headline(page) == (
         "The best policy, that of iteration 2, scored 44.5 in its evaluation; the 2 episodes of"
@@ -261,8 +262,8 @@ def test_training_headline_has_best_evaluation_and_last_iteration(trained: str) 
     assert facts(page)["validation, iteration 3"] == ("50.0 ± 63.5", "twin 25.0, +25.0 ± 63.5")
 
 
-def test_best_median_and_worst_episode_of_a_training_are_shown(trained: str) -> None:
-    """Scores of iterations 1 to 3: 35 and 45, 40 and 50, 45 and 55; the fourth of six is the later 45."""
+def test_report_of_a_training_shows_the_best_median_and_worst_episode(trained: str) -> None:
+    """The median is the fourth of six scores (35, 40, 45, 45, 50, 55): the score 45 of iteration 3."""
     page = read_page(trained)
     section = page.one("section", id="lanes")
     assert [heading.text for heading in section.all("h3")] == [
@@ -276,7 +277,7 @@ def test_best_median_and_worst_episode_of_a_training_are_shown(trained: str) -> 
     ]
 
 
-def test_failed_episodes_are_counted_and_left_out_of_the_means(tmp_path: Path) -> None:
+def test_report_counts_failed_episodes_and_excludes_them_from_means(tmp_path: Path) -> None:
     def broken(env: int) -> list[Row]:
         return [
             replace(row, ended_by="governor", val_score=1.0)
@@ -293,14 +294,14 @@ def test_failed_episodes_are_counted_and_left_out_of_the_means(tmp_path: Path) -
     assert found.headline == "Every episode of iteration 3 broke down, so there is no result."
 
 
-def test_headline_of_a_training_without_evaluation_uses_its_episodes(tmp_path: Path) -> None:
+def test_report_headline_of_a_training_without_evaluation_uses_its_episodes(tmp_path: Path) -> None:
     rows = [replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row for row in training()]
     found = conclude(write(tmp_path / "run", rows))
     assert found.headline.startswith("The 2 episodes of iteration 3 reached 50.0 ± 63.5 on validation, 25.0")
     assert "best evaluation" not in {fact.name for fact in found.facts}
 
 
-def test_alerts_are_listed_with_count_and_hint(tmp_path: Path, grown_page: Node) -> None:
+def test_report_lists_alerts_with_count_and_hint(tmp_path: Path, grown_page: Node) -> None:
     page = page_of(write(tmp_path / "run", [fake_run.run_row(), fake_run.alert_row("kl")]))
     section = page.one("section", id="alerts")
     assert "open" in section.one("details").attributes

@@ -20,7 +20,7 @@ from tests.rows import change
 
 
 def until(epoch: int, episode: int = 0) -> list[Row]:
-    """Yield an episode whose rows stop after an epoch."""
+    """Yield the rows of an unfinished episode up to a given epoch."""
     rows = fake_run.episode(episode)
     return [row for row in rows if getattr(row, "epoch", 0) <= epoch and not isinstance(row, EpisodeRow)]
 
@@ -74,13 +74,16 @@ def test_report_states_that_the_run_is_unfinished(
     run = write(tmp_path / "run", rows)
     found = conclude(run)
     assert (found.sentences[0], found.headline) == (stopped, expected)
-    lock = WriterLock(run.path / TELEMETRY)  # as during the run
+    # The test holds the writer lock, as a running training does.
+    lock = WriterLock(run.path / TELEMETRY)
     found = conclude(run)
     assert (found.sentences[0], found.headline) == (running, expected)
     lock.release()
 
 
-def test_episode_killed_between_measurements_is_shown_without_them(tmp_path: Path) -> None:
+def test_report_of_a_run_killed_between_counterfactual_measurements_omits_interactions(
+    tmp_path: Path,
+) -> None:
     run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
     page = page_of(run)
     assert page.one("section", id="interactions").one(class_="nothing")
@@ -90,7 +93,7 @@ def test_episode_killed_between_measurements_is_shown_without_them(tmp_path: Pat
 # --- HTML -------------------------------------------------------------------------------------------
 
 
-def test_names_from_all_sources_are_escaped(tmp_path: Path) -> None:
+def test_names_in_a_report_are_html_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
     names = dict.fromkeys(("name", "task", "controller", "started", "git_revision"), evil)
     maps = {"config": {evil: evil}, "versions": {evil: evil}, "hardware": {evil: [evil]}}
@@ -111,7 +114,7 @@ def test_names_from_all_sources_are_escaped(tmp_path: Path) -> None:
     assert evil in page.one("section", id="diary").text
 
 
-def test_report_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+def test_html_report_loads_no_external_resources(tmp_path: Path) -> None:
     trained = render_report(write(tmp_path / "run", training()))
     page = read_page(trained)
     ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]

@@ -1,4 +1,4 @@
-"""Regret, merit, their intervals and Holm's correction, on numbers derived by hand."""
+"""Regret, merit (largest regret), bootstrap intervals and Holm's correction, on numbers derived by hand."""
 
 import math
 
@@ -18,30 +18,32 @@ from esper.karn.resampling import (
 )
 
 REFERENCE = np.array([[2.0, 1.0], [4.0, 2.0]])
-"""``[rng seed, mark]``"""
+"""Losses of the reference arm, indexed by rng seed and budget mark."""
 
 
-def test_regret_is_the_mean_of_relative_excesses_and_may_be_negative():
-    # Mark 0: (2.2 - 2) / 2 = 0.1 and (3.6 - 4) / 4 = -0.1, mean 0. Mark 1: 0.5 and -0.1, mean 0.2.
+def test_regret_is_the_mean_relative_excess_loss():
+    # Relative excess losses of two rng seeds are 0.1 and -0.1 at the first budget mark (regret 0), 0.5 and
+    # -0.1 at the second (regret 0.2).
     above = excess(np.array([[[2.2, 1.5], [3.6, 1.8]]]), REFERENCE)
     assert regret(above) == pytest.approx([0.0, 0.2])
     assert merit(above) == pytest.approx(0.2)
 
 
-def test_mean_of_ratios_differs_from_ratio_of_means():
-    # Losses 3 and 4 against 2 and 4: excesses 0.5 and 0, mean 0.25. The ratio of sums would be 7 / 6 - 1.
+def test_merit_is_a_mean_of_ratios_and_not_a_ratio_of_means():
+    # The losses 3 and 4 exceed the reference losses 2 and 4 by 50 % and 0 %, on average by 25 %, whereas the
+    # sum of the losses exceeds the reference sum by 7 / 6 - 1 = 17 %.
     above = excess(np.array([[[3.0], [4.0]]]), np.array([[2.0], [4.0]]))
     assert merit(above) == pytest.approx(0.25)
 
 
-def test_maximum_over_marks_is_recomputed_in_every_draw():
-    # Two rng seeds whose worst marks differ: [0, 1] and [1, 0]. The mean is 0.5 at both marks, and so is the
-    # merit; but half of the draws take one rng seed twice, and then it is 1. No draw is below 0.5.
+def test_maximum_regret_over_budget_marks_is_recomputed_in_every_bootstrap_draw():
+    # The largest regret is 0.5 if a bootstrap draw has two different rng seeds, and 1 if a draw has the same
+    # rng seed twice, which happens in half of the draws.
     found = merit_interval(np.array([[[0.0, 1.0], [1.0, 0.0]]]))
     assert found == (0.5, 0.5, 1.0)
 
 
-def test_rng_seeds_are_drawn_with_replacement_and_equally_for_every_arm():
+def test_bootstrap_draws_rng_seeds_with_replacement_and_equally_for_every_arm():
     values = np.array([[[0.0], [1.0]]])
     drawn = draws_of(values, 4_000)[:, 0]
     assert set(drawn) == {0.0, 0.5, 1.0}
@@ -49,25 +51,27 @@ def test_rng_seeds_are_drawn_with_replacement_and_equally_for_every_arm():
     assert np.array_equal(draws_of(values + 3.0, 4_000)[:, 0], drawn + 3.0)
 
 
-def test_trainings_are_resampled_as_well():
-    # Both trainings have one value for all rng seeds, so only the draw of trainings varies: 1, 2 or 3.
+def test_bootstrap_resamples_trainings_in_addition_to_rng_seeds():
+    # Values do not depend on the rng seed, so a bootstrap mean is 1, 2 or 3 depending on the drawn trainings.
     drawn = draws_of(np.array([[[1.0], [1.0]], [[3.0], [3.0]]]), 4_000)[:, 0]
     assert set(drawn) == {1.0, 2.0, 3.0}
     assert np.mean(drawn == 2.0) == pytest.approx(0.5, abs=0.05)
 
 
-def test_interval_of_a_mean_contains_95_per_cent_of_the_draws():
-    # Of two values each end is drawn twice with probability 1/4: far more than 2.5 %.
+def test_interval_of_a_mean_contains_95_per_cent_of_the_bootstrap_draws():
+    # A bootstrap draw of two values has the same value twice with probability 1/4 each, so the 95 % interval
+    # of the mean reaches from the lower to the higher value.
     assert mean_interval(np.array([[2.0, 4.0]])) == (3.0, 2.0, 4.0)
 
 
-def test_merit_ratio_uses_the_same_draw_for_both_arms():
-    # One arm is half of the other for every rng seed: so is its merit in every draw.
+def test_merit_ratio_uses_the_same_bootstrap_draw_for_both_arms():
+    # The regrets of one arm are half the regrets of the other arm for every rng seed, so the ratio of their
+    # largest regrets is 0.5 in every bootstrap draw.
     other = np.array([[[0.1, 0.4], [0.3, 0.2], [0.2, 0.2]]])
     assert merit_ratio(other / 2, other) == pytest.approx((0.5, 0.5, 0.5))
 
 
-def test_merit_ratio_is_infinite_if_the_other_regret_is_not_positive():
+def test_merit_ratio_is_infinite_if_the_regret_in_the_denominator_is_zero():
     found = merit_ratio(np.array([[[0.1], [0.2]]]), np.array([[[0.0], [0.0]]]))
     assert found == (math.inf, math.inf, math.inf)
 
@@ -85,17 +89,18 @@ def test_nan_input_gives_nan_statistics():
     assert math.isnan(p_value(above[..., 0]))
 
 
-def test_p_value_is_the_larger_of_rng_seeds_and_trainings():
-    # 1 and 3: mean 2, deviation √2, error 1, so t = 2; for one degree P(|t| > 2) = 1 - 2/π · atan 2 = 0.2952.
+def test_p_value_is_the_larger_of_the_tests_over_rng_seeds_and_over_trainings():
+    # The differences 1 and 3 give t = 2; the p-value of t = 2 for one degree of freedom is 0.2952.
     assert p_value(np.array([[1.0, 3.0]])) == pytest.approx(0.2952, abs=5e-5)
-    # Two trainings, 1 and 3 for every rng seed: p over rng seeds is 0, over trainings 0.2952.
+    # If differences vary only between trainings, the p-value over rng seeds is 0, over trainings 0.2952.
     assert p_value(np.array([[1.0, 1.0, 1.0], [3.0, 3.0, 3.0]])) == pytest.approx(0.2952, abs=5e-5)
-    # All differences 0: p is 1.
+    # The p-value is 1 if all differences are 0.
     assert p_value(np.array([[0.0, 0.0]])) == 1.0
 
 
-def test_holm_multiplies_by_the_number_of_remaining_tests():
-    # Sorted 0.01, 0.03, 0.04: times 3, 2 and 1 are 0.03, 0.06, 0.04; the last must not be below 0.06.
+def test_holm_correction_multiplies_p_values_by_the_number_of_remaining_tests():
+    # Holm's correction multiplies the sorted p-values 0.01, 0.03, 0.04 by 3, 2 and 1 and keeps their order,
+    # so 0.04 is raised to 0.06.
     found = holm({"a": 0.01, "b": 0.04, "c": 0.03, "untested": math.nan})
     assert {name: p for name, p in found.items() if name != "untested"} == pytest.approx(
         {"a": 0.03, "b": 0.06, "c": 0.06}

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """Return a finished run of one episode and one decision of a policy."""
+    """Return the directory of a finished run with one episode and one decision of a policy."""
     return write_run(tmp_path / "run", [*fake_run.episode(), fake_run.policy_decision_row(8)])
 
 
@@ -39,7 +39,7 @@ def compact(run: Path) -> None:
 # --- rows and tables --------------------------------------------------------------------------------
 
 
-def test_rows_match_a_condition_with_parameters_oldest_first(run):
+def test_rows_selected_by_an_sql_condition_are_returned_oldest_first(run):
     found = open_run(run).rows(EpochRow, "epoch >= ? AND val_score < ?", [3, 60.0])
 
     assert [row.epoch for row in found] == [3, 4, 5, 6]
@@ -50,7 +50,7 @@ def test_rows_match_a_condition_with_parameters_oldest_first(run):
         open_run(run).rows(EpochRow, "speed > 3")
 
 
-def test_tables_have_all_columns_and_types_even_if_empty(tmp_path):
+def test_telemetry_tables_have_all_columns_and_types_even_if_empty(tmp_path):
     RunWriter(tmp_path / "empty").close()
     for name in ("lines", "parquet"):
         made_run.write(tmp_path / name, fake_run.one_row_of_each_table().values())
@@ -65,7 +65,7 @@ def test_tables_have_all_columns_and_types_even_if_empty(tmp_path):
             ]
 
 
-def test_relation_stays_valid_after_the_run_object_and_later_queries(run):
+def test_query_result_stays_valid_after_later_queries_and_without_the_run_object(run):
     found = open_run(run)
     relation = found.sql("SELECT count(*) AS n, max(params) FROM epoch WHERE epoch > ?", [1])
     found.sql("SELECT * FROM decisions").fetchall()
@@ -77,7 +77,7 @@ def test_relation_stays_valid_after_the_run_object_and_later_queries(run):
 
 
 @pytest.mark.parametrize(("library", "method"), [("pandas", "df"), ("polars", "pl")])
-def test_relation_converts_to_pandas_and_polars(run, library, method):
+def test_query_result_converts_to_pandas_and_polars(run, library, method):
     frames = pytest.importorskip(library)
 
     table = getattr(open_run(run).table("epoch"), method)()
@@ -94,19 +94,19 @@ def test_unknown_table_error_names_the_nearest_table(run):
 
 
 @pytest.mark.parametrize(("query", "count"), [("SELECT 1; SELECT 2", 2), ("", 0), ("-- nothing", 0)])
-def test_query_of_several_statements_is_refused(run, query, count):
+def test_sql_query_of_several_statements_is_refused(run, query, count):
     with pytest.raises(EsperError, match=f"one statement is allowed; found {count}"):
         open_run(run).sql(query)
 
 
-def test_show_tables_lists_all_tables_and_nothing_else(run):
+def test_sql_show_tables_lists_exactly_the_telemetry_tables(run):
     names = {name for (name,) in open_run(run).sql("SHOW TABLES").fetchall()}
 
     assert names == {*TABLES, "decisions"}
 
 
 @pytest.mark.parametrize("name", ["it's", "a[1]", "what?*", "sp ace"])
-def test_directory_name_may_contain_quotes(tmp_path, name):
+def test_run_directory_name_may_contain_quotes(tmp_path, name):
     for kind in ("lines", "parquet"):
         made_run.write(tmp_path / name / kind, [fake_run.epoch_row(3)])
     compact(tmp_path / name / "parquet")
@@ -118,8 +118,8 @@ def test_directory_name_may_contain_quotes(tmp_path, name):
 # --- view decisions ---------------------------------------------------------------------------------
 
 
-def test_decisions_view_uses_the_names_of_the_run_row(run):
-    """GERMINATE uses the first six heads; the last two are unused and null."""
+def test_sql_view_decisions_has_the_action_names_of_the_run_row(run):
+    """The action GERMINATE uses the first six action heads; the columns of the last two heads are null."""
     relation = open_run(run).sql("SELECT * FROM decisions WHERE op_probability IS NOT NULL")
     found = dict(zip(relation.columns, relation.fetchall()[0], strict=True))
 
@@ -138,8 +138,8 @@ def test_decisions_view_uses_the_names_of_the_run_row(run):
     assert [found[f"{head}_masked"] for head in HEAD_NAMES] == [True, False, True] + [False] * 5
 
 
-def test_decisions_view_follows_the_head_order_of_the_run_row(tmp_path):
-    """A run of two heads in reverse order: index 0 is the slot, index 1 the op."""
+def test_sql_view_decisions_uses_the_order_of_action_heads_in_the_run_row(tmp_path):
+    """The run row lists two action heads: index 0 is the slot, index 1 the op."""
     names = {"heads": ["slot", "op"], "head_choices": [["left", "right"], ["STAY", "GO"]]}
     row = replace(fake_run.run_row(), **names)
     chosen = {"action": [1, 0], "read": [True, True], "masked": [False, True], "op_probs": [0.75, 0.25]}
@@ -150,7 +150,7 @@ def test_decisions_view_follows_the_head_order_of_the_run_row(tmp_path):
     assert open_run(tmp_path).sql(query).fetchall() == [("STAY", "right", None, True, False, 0.75)]
 
 
-def test_decisions_view_without_run_row_has_null_names(tmp_path):
+def test_sql_view_decisions_has_null_names_if_the_run_row_is_missing(tmp_path):
     made_run.write(tmp_path, [fake_run.policy_decision_row(0)])
 
     assert open_run(tmp_path).sql("SELECT epoch, op, succeeded FROM decisions").fetchall() == [
@@ -161,7 +161,7 @@ def test_decisions_view_without_run_row_has_null_names(tmp_path):
 # --- concurrent writer ------------------------------------------------------------------------------
 
 
-def test_every_call_sees_newly_flushed_rows(tmp_path, monkeypatch):
+def test_every_query_of_an_open_run_sees_newly_flushed_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(writer_module, "LINES_BYTES", 500)
     with RunWriter(tmp_path) as writer:
         found = open_run(tmp_path)
@@ -173,7 +173,7 @@ def test_every_call_sees_newly_flushed_rows(tmp_path, monkeypatch):
     assert len(list((tmp_path / "telemetry").glob("*/epoch.parquet"))) == 6
 
 
-def test_rows_removed_by_a_resumed_run_disappear(tmp_path):
+def test_open_run_does_not_return_rows_that_a_resumed_run_removed(tmp_path):
     def write(writer, iteration, epoch):
         with writer.iteration(iteration):
             writer.emit(fake_run.epoch_row(epoch))
@@ -190,7 +190,7 @@ def test_rows_removed_by_a_resumed_run_disappear(tmp_path):
         assert [row.epoch for row in found.rows(EpochRow)] == [0, 3]
 
 
-def test_lines_compacted_between_listing_and_reading_are_read_as_parquet(run, monkeypatch):
+def test_json_lines_compacted_between_listing_and_reading_are_read_as_parquet(run, monkeypatch):
     listed = tables.row_files
 
     def too_late(telemetry: Path) -> RowFiles:
@@ -206,7 +206,7 @@ def test_lines_compacted_between_listing_and_reading_are_read_as_parquet(run, mo
 # --- state ------------------------------------------------------------------------------------------
 
 
-def test_run_with_a_missing_episode_is_stopped(run, tmp_path):
+def test_run_without_writer_and_with_a_missing_episode_has_state_stopped(run, tmp_path):
     with RunWriter(tmp_path / "half") as writer:
         writer.emit(fake_run.run_row(episodes=2))
         writer.emit(fake_run.episode_row(0))
@@ -218,14 +218,14 @@ def test_run_with_a_missing_episode_is_stopped(run, tmp_path):
 
 
 @pytest.mark.parametrize(("iterations", "state"), [(2, "finished"), (3, "stopped")])
-def test_training_is_finished_with_its_last_iteration(tmp_path, iterations, state):
+def test_training_has_state_finished_after_its_last_iteration(tmp_path, iterations, state):
     rows = [fake_run.run_row(iterations=iterations), fake_run.update_row(1), fake_run.update_row(2)]
     made_run.write(tmp_path, rows)
 
     assert open_run(tmp_path).state == state
 
 
-def test_run_killed_before_its_run_row_is_stopped(tmp_path):
+def test_run_killed_before_its_run_row_was_written_has_state_stopped(tmp_path):
     RunWriter(tmp_path).close()
 
     assert open_run(tmp_path).state == "stopped"
@@ -237,7 +237,7 @@ def test_run_killed_before_its_run_row_is_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("as_parquet", [False, True])
-def test_older_schema_version_is_named_and_not_reported_as_damage(tmp_path, as_parquet):
+def test_run_with_an_older_schema_version_is_refused_with_that_version(tmp_path, as_parquet):
     made_run.write(tmp_path, [replace(fake_run.run_row(), schema_version=3)])
     lines = tmp_path / "telemetry" / "rows-00000.jsonl"
     lines.write_bytes(re.sub(rb'"metric":"\w+",', b"", lines.read_bytes()))
@@ -251,7 +251,7 @@ def test_older_schema_version_is_named_and_not_reported_as_damage(tmp_path, as_p
         open_run(tmp_path).rows(RunRow)
 
 
-def test_run_with_a_folder_per_table_is_refused():
+def test_run_in_the_old_layout_with_a_folder_per_table_is_refused():
     old = ROOT / "tests" / "old_run"
 
     with pytest.raises(EsperError, match="was written with version 2 of the tables; this version of esper"):
@@ -268,7 +268,7 @@ def test_open_run_does_not_import_torch():
     assert esper.open_run is open_run
 
 
-def test_reading_writes_no_files(run, tmp_path, monkeypatch):
+def test_reading_a_run_writes_no_files(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted(str(path) for path in tmp_path.rglob("*"))
     found = open_run(run)

@@ -18,7 +18,7 @@ def run(tmp_path_factory):
 ask = partial(answer_query, max_rows=100, max_bytes=100_000, memory=256)
 
 
-def test_query_returns_column_names_types_and_plain_values(run):
+def test_sql_query_returns_column_names_types_and_plain_values(run):
     found = ask(run, "SELECT op, count(*) AS n, max(epoch) / 4 AS x FROM decisions GROUP BY op ORDER BY op")
 
     assert found.columns == ["op", "n", "x"]
@@ -27,7 +27,7 @@ def test_query_returns_column_names_types_and_plain_values(run):
     assert found.note is None
 
 
-def test_values_without_json_equivalent_become_text(run):
+def test_sql_values_without_json_equivalent_are_returned_as_text(run):
     query = "SELECT DATE '2030-01-02', (1::HUGEINT << 70), 'inf'::DOUBLE, [1, NULL], MAP {1: 2}, NULL"
 
     assert ask(run, query).rows == [["2030-01-02", str(2**70), "inf", [1, None], {"1": 2}, None]]
@@ -52,7 +52,7 @@ def test_values_without_json_equivalent_become_text(run):
         ("EXPLAIN ANALYZE COPY epoch TO 'epochs.csv'", "a run is read and never changed: .* found EXPLAIN"),
     ],
 )
-def test_query_that_writes_or_reads_other_files_is_refused(run, query, sentence):
+def test_sql_query_that_reads_other_files_or_writes_is_refused(run, query, sentence):
     before = sorted(run.parent.rglob("*"))
     with pytest.raises(QueryError, match=sentence) as error:
         ask(run, query.format(run=run))
@@ -60,15 +60,15 @@ def test_query_that_writes_or_reads_other_files_is_refused(run, query, sentence)
     assert sorted(run.parent.rglob("*")) == before
 
 
-def test_answer_above_the_row_limit_is_truncated_with_a_note(run):
+def test_sql_result_above_the_row_limit_is_truncated_with_a_note(run):
     found = ask(run, "SELECT * FROM range(1000000000000)", max_rows=3)
 
     assert (found.rows, found.note) == ([[0], [1], [2]], "only the first 3 rows are shown")
     assert ask(run, "SELECT * FROM range(3)", max_rows=3).note is None
 
 
-def test_answer_above_the_byte_limit_is_refused(run):
-    """A row is ["xxxxxxxxxx"]: 14 bytes; 98 bytes hold seven."""
+def test_sql_result_above_the_byte_limit_is_refused(run):
+    """A result row ["xxxxxxxxxx"] has 14 bytes, so a limit of 98 bytes allows seven rows."""
     query = "SELECT repeat('x', 10) FROM range({})"
 
     assert len(ask(run, query.format(7), max_bytes=98).rows) == 7
@@ -77,6 +77,6 @@ def test_answer_above_the_byte_limit_is_refused(run):
         ask(run, query.format(8), max_bytes=98)
 
 
-def test_query_above_the_memory_limit_is_refused(run):
+def test_sql_query_above_the_memory_limit_is_refused(run):
     with pytest.raises(QueryError, match="the query needs more than 128 MB of memory; ask for less"):
         ask(run, "SELECT list(range) FROM range(100000000)", memory=128)

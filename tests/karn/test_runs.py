@@ -16,7 +16,7 @@ def make_episode(directory: Path, *, epochs: int = fake_run.EPOCHS) -> None:
     write_run(directory, rows, episodes=2)
 
 
-def test_runs_are_found_at_any_depth_but_not_inside_other_runs(tmp_path):
+def test_runs_are_found_in_nested_folders_but_not_inside_other_runs(tmp_path):
     for name in ("b", "a/heuristic", "a/off"):
         RunWriter(tmp_path / name).close()
     (tmp_path / "b" / "checkpoints" / "telemetry").mkdir(parents=True)
@@ -28,14 +28,14 @@ def test_runs_are_found_at_any_depth_but_not_inside_other_runs(tmp_path):
     assert list(find_runs(tmp_path / "b")) == [tmp_path / "b"]
 
 
-def test_missing_folder_is_refused(tmp_path):
+def test_listing_runs_of_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(
         EsperError, match=r"there is no folder '.*nowhere'; name the one that holds your runs"
     ):
         list(find_runs(tmp_path / "nowhere"))
 
 
-def test_finished_run_is_listed_with_its_result(tmp_path):
+def test_finished_run_is_listed_with_its_score_and_parameters(tmp_path):
     make_episode(tmp_path)
 
     found = listed(tmp_path)
@@ -48,8 +48,8 @@ def test_finished_run_is_listed_with_its_result(tmp_path):
     assert (machine["score"], machine["twin"], machine["params"]) == (61.5, 22.0, 398.0)
 
 
-def test_run_in_its_first_episode_is_listed_with_its_last_epoch(tmp_path):
-    """Scores so far: 10, 14, 22.5, 30; after epoch 3 the host of 250 has seeds of 148 and 1200."""
+def test_unfinished_run_is_listed_with_the_score_of_its_last_epoch(tmp_path):
+    """After epoch 3, the score is 30 and the network has 250 + 148 + 1200 parameters (host and two seeds)."""
     make_episode(tmp_path, epochs=3)
 
     found = listed(tmp_path).overview

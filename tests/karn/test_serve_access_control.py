@@ -31,7 +31,7 @@ def opened(folder) -> Client:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8377", "localhost:8377", "localhost:9000", "[::1]:8377", "LOCALHOST"]
 )
-def test_local_names_and_tunnelled_ports_are_accepted(local, host):
+def test_host_header_with_a_local_name_and_any_port_is_accepted(local, host):
     assert local.ask("/rows", headers={"host": host}).status == 200
 
 
@@ -49,7 +49,7 @@ def test_local_names_and_tunnelled_ports_are_accepted(local, host):
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/rows", "/static/page.js", "/events"])
-def test_foreign_host_name_is_rejected(local, host, path):
+def test_host_header_with_a_foreign_name_is_rejected(local, host, path):
     answer = local.ask(path, headers={"host": host})
 
     assert answer.status == 421
@@ -59,11 +59,11 @@ def test_foreign_host_name_is_rejected(local, host, path):
 
 
 @pytest.mark.parametrize("host", ["192.168.1.7:8377", "[fe80::1]:8377", "localhost", socket.gethostname()])
-def test_public_server_accepts_addresses_and_the_name_of_the_machine(opened, host):
+def test_public_server_accepts_ip_addresses_and_the_machine_name_as_host_header(opened, host):
     assert opened.ask("/rows", headers={"host": host, **BEARER}).status == 200
 
 
-def test_public_server_rejects_foreign_host_names_even_with_the_token(opened):
+def test_public_server_rejects_foreign_host_headers_even_with_a_valid_token(opened):
     answer = opened.ask("/rows", headers={"host": "evil.example", **BEARER})
 
     assert answer.status == 421
@@ -74,7 +74,7 @@ def test_public_server_rejects_foreign_host_names_even_with_the_token(opened):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
-def test_methods_other_than_get_and_head_are_rejected(local, method):
+def test_http_methods_other_than_get_and_head_are_rejected(local, method):
     answer = local.ask("/rows", method)
 
     assert answer.status == 405
@@ -88,7 +88,7 @@ def test_methods_other_than_get_and_head_are_rejected(local, method):
     ("path", "status"),
     [("/", 200), ("/rows", 200), ("/static/page.js", 200), ("/nowhere", 404), ("/runs/x", 404)],
 )
-def test_every_response_has_the_security_headers(local, path, status):
+def test_every_http_response_has_the_security_headers(local, path, status):
     answer = local.ask(path, headers={"origin": "http://evil.example"})
 
     assert answer.status == status
@@ -116,7 +116,7 @@ def test_every_response_has_the_security_headers(local, path, status):
         {"cookie": "esper-8377="},
     ],
 )
-def test_requests_without_the_token_are_rejected(opened, path, headers):
+def test_http_requests_without_the_access_token_are_rejected(opened, path, headers):
     answer = opened.ask(path, headers=headers)
 
     assert answer.status == 403
@@ -124,11 +124,11 @@ def test_requests_without_the_token_are_rejected(opened, path, headers):
 
 
 @pytest.mark.parametrize("headers", [BEARER, {"cookie": "other=1; esper-8377=right-token"}])
-def test_token_is_accepted_as_header_and_as_cookie(opened, headers):
+def test_access_token_is_accepted_as_header_and_as_cookie(opened, headers):
     assert opened.ask("/rows", headers=headers).status == 200
 
 
-def test_printed_address_sets_the_token_as_a_cookie(opened):
+def test_opening_the_printed_address_sets_the_access_token_as_a_cookie(opened):
     answer = opened.ask("/?token=right-token")
 
     assert (answer.status, answer.headers["location"]) == (303, "/")
@@ -139,7 +139,7 @@ def test_printed_address_sets_the_token_as_a_cookie(opened):
 
 
 @pytest.mark.parametrize("token", ["wrong-token", "", "right-tokenx", "right-toke", "%C3%A9"])
-def test_wrong_token_in_the_address_sets_no_cookie(opened, token):
+def test_wrong_access_token_in_the_address_sets_no_cookie(opened, token):
     answer = opened.ask(f"/?token={token}")
 
     assert answer.status == 403
@@ -147,14 +147,14 @@ def test_wrong_token_in_the_address_sets_no_cookie(opened, token):
 
 
 @pytest.mark.parametrize("path", ["//evil.example/", "/rows", "/static/page.js"])
-def test_token_in_the_query_is_accepted_only_at_the_root(opened, path):
+def test_access_token_in_the_url_query_is_accepted_only_at_the_root_path(opened, path):
     answer = opened.ask(f"{path}?token=right-token")
 
     assert answer.status == 403
     assert "location" not in answer.headers
 
 
-def test_only_a_server_reachable_by_others_needs_a_token():
+def test_only_a_server_reachable_from_other_machines_needs_an_access_token():
     assert access("127.0.0.1", 8377, ask_for_token=False) == LOCAL
     assert access("localhost", 8377, ask_for_token=False).token is None
     assert access("::1", 8377, ask_for_token=False).url == "http://[::1]:8377/"

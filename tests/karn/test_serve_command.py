@@ -7,7 +7,7 @@ from esper.leyline.errors import EsperError
 from esper.scripts.serve_command import serve_command
 
 
-def test_serve_without_its_extra_names_the_package_to_install(tmp_path, monkeypatch):
+def test_esper_serve_without_its_dependencies_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("esper.scripts.serve_command.find_spec", lambda name: None)
 
     with pytest.raises(EsperError, match=r"needs starlette and uvicorn, .*: pip install 'esper\[serve\]'"):
@@ -15,17 +15,17 @@ def test_serve_without_its_extra_names_the_package_to_install(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("words", [[], ["--port", "0"]])
-def test_serve_without_a_folder_is_refused(words):
+def test_esper_serve_without_a_folder_is_refused(words):
     with pytest.raises(EsperError, match="esper serve needs a folder as its first word"):
         serve_command(words)
 
 
-def test_missing_folder_is_refused(tmp_path):
+def test_esper_serve_of_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(EsperError, match=r"there is no folder '.*nowhere'"):
         serve_command([str(tmp_path / "nowhere"), "--port", "0"])
 
 
-def test_port_in_use_is_refused(tmp_path):
+def test_esper_serve_on_a_port_in_use_is_refused(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -34,7 +34,7 @@ def test_port_in_use_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("host", ["no such host", "203.0.113.1"])
-def test_foreign_address_is_refused(tmp_path, host):
+def test_esper_serve_on_an_address_of_another_machine_is_refused(tmp_path, host):
     with pytest.raises(EsperError, match=f"cannot listen at {host}, port 0: "):
         serve_command([str(tmp_path), "--host", host, "--port", "0"])
 
@@ -47,7 +47,7 @@ def test_foreign_address_is_refused(tmp_path, host):
         (["--port", "0", "--host", "0.0.0.0"], r"at http://localhost:\d+/\?token=\S{32}  "),
     ],
 )
-def test_address_is_printed_before_the_server_starts(tmp_path, monkeypatch, capsys, flags, shown):
+def test_esper_serve_prints_its_address_before_the_server_starts(tmp_path, monkeypatch, capsys, flags, shown):
     monkeypatch.setattr("esper.karn.serve.app.serve", lambda folder, access, listener: listener.close())
 
     serve_command([str(tmp_path), *flags])

@@ -19,7 +19,7 @@ def version(folder: Path) -> str:
     return run.version
 
 
-def test_runs_are_named_by_relative_path_and_hidden_or_linked_ones_are_skipped(tmp_path):
+def test_served_runs_are_named_by_relative_path_and_hidden_or_linked_folders_are_skipped(tmp_path):
     for place in ("mine", "runs/b", "runs/a/deep/er", "runs/.cache/old"):
         write_run(tmp_path / place, [])
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "mine")
@@ -28,7 +28,7 @@ def test_runs_are_named_by_relative_path_and_hidden_or_linked_ones_are_skipped(t
     assert names(tmp_path / "runs") == ["a/deep/er", "b"]
 
 
-def test_run_is_found_only_by_its_id(tmp_path):
+def test_served_run_is_found_only_by_its_id(tmp_path):
     write_run(tmp_path / "mine", [])
     (run,) = RunFolder(tmp_path).runs().values()
 
@@ -39,7 +39,7 @@ def test_run_is_found_only_by_its_id(tmp_path):
 
 
 @pytest.mark.parametrize("linked", ["telemetry", "telemetry/rows-00000.jsonl"])
-def test_run_with_linked_telemetry_is_refused(tmp_path, linked):
+def test_run_whose_telemetry_folder_is_a_symlink_is_not_served(tmp_path, linked):
     outside = write_run(tmp_path / "outside")
     inside = write_run(tmp_path / "runs" / "mine")
     place = inside / linked
@@ -53,7 +53,7 @@ def test_run_with_linked_telemetry_is_refused(tmp_path, linked):
     )
 
 
-def test_unreadable_run_does_not_affect_the_others(tmp_path, monkeypatch):
+def test_unreadable_run_does_not_affect_other_served_runs(tmp_path, monkeypatch):
     def fail(telemetry: Path) -> bool:
         if telemetry.parent.name == "locked":
             raise PermissionError(13, "Permission denied")
@@ -68,7 +68,7 @@ def test_unreadable_run_does_not_affect_the_others(tmp_path, monkeypatch):
     assert refusals == {"fine": None, "locked": "'locked' cannot be looked at: Permission denied"}
 
 
-def test_version_changes_with_a_row_or_a_replaced_file_and_not_otherwise(tmp_path):
+def test_run_version_changes_with_a_new_row_or_a_replaced_file(tmp_path):
     run = write_run(tmp_path / "mine")
     first = version(tmp_path)
     assert version(tmp_path) == first
@@ -80,32 +80,34 @@ def test_version_changes_with_a_row_or_a_replaced_file_and_not_otherwise(tmp_pat
     assert len({first, second, version(tmp_path)}) == 3
 
 
-def test_version_changes_when_the_writer_dies(tmp_path):
+def test_run_version_changes_when_the_writer_process_dies(tmp_path):
     writer = RunWriter(tmp_path / "mine")
     writer.emit(fake_run.run_row())
     writer.flush()
     alive = version(tmp_path)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
 
-    writer._lock.release()  # as the kernel does for a killed process
+    # Releasing the writer lock simulates a killed process, whose locks the kernel releases.
+    writer._lock.release()
 
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
     assert version(tmp_path) != alive
 
 
-def test_version_changes_with_journals_only_after_the_writer_died(tmp_path):
-    """Otherwise every epoch of a training would recompute an unchanged page."""
+def test_run_version_changes_with_journal_files_only_after_the_writer_died(tmp_path):
+    """If journals changed the version of a running training, every epoch would redraw an unchanged page."""
     with RunWriter(tmp_path / "mine"):
         journal = IterationJournal(tmp_path / "mine", "standard")
         alive = version(tmp_path)
         journal.take(1, 0, [fake_run.epoch_row(1)])
         assert version(tmp_path) == alive
     dead = version(tmp_path)
-    journal.take(1, 0, [fake_run.epoch_row(2)])  # by a process that outlives the writer
+    # A worker process that outlives the writer process appends to the journal.
+    journal.take(1, 0, [fake_run.epoch_row(2)])
     assert version(tmp_path) != dead
 
 
-def test_link_among_the_journals_of_a_live_run_is_refused(tmp_path):
+def test_running_run_with_a_symlink_among_its_journals_is_not_served(tmp_path):
     with RunWriter(tmp_path / "mine"):
         IterationJournal(tmp_path / "mine", "standard").take(1, 0, [fake_run.epoch_row(1)])
         (tmp_path / "mine" / "telemetry" / "unfinished-00001" / "link").symlink_to(tmp_path)
@@ -114,8 +116,10 @@ def test_link_among_the_journals_of_a_live_run_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(("took", "due"), [(0.0, 1.0), (2.0, 20.0)])
-def test_folder_is_walked_once_a_second_or_for_a_tenth_of_the_time(tmp_path, took, due):
-    ticks = iter([0.0, took, 0.95 * due, due, due])  # asked, walked, asked, asked, walked
+def test_server_lists_its_folder_at_most_once_a_second_and_a_tenth_of_the_time(tmp_path, took, due):
+    # Clock readings: first request, end of the folder listing, request before the next listing is due,
+    # request when it is due, end of the second listing.
+    ticks = iter([0.0, took, 0.95 * due, due, due])
     folder = RunFolder(tmp_path, clock=lambda: next(ticks))
     folder.runs()
     write_run(tmp_path / "mine", [])

@@ -1,4 +1,4 @@
-"""Served pages show the answers of the questions, and only about runs of the folder."""
+"""Served web pages show the statistics of runs, and only of runs in the served folder."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ DAMAGED = "is not a row: it must begin with the name of a table"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Write an episode, a training and a damaged run."""
+    """Write three runs: one episode, one policy training and one damaged run."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "episode")
     write_run(folder / "nested" / "training", training(3), iterations=3, controller="ppo")
@@ -36,12 +36,12 @@ def client(runs) -> Client:
 # --- list of runs -----------------------------------------------------------------------------------
 
 
-def test_list_shows_the_overview_of_every_run(client):
+def test_served_list_shows_state_progress_and_scores_of_every_run(client):
     rows = client.rows()
 
     assert set(rows) == {"damaged", "episode", "nested/training"}
     cells = [cell.text for cell in rows["episode"].all("td")]
-    # The final network of the generated episode, as in `esper runs`; its last epoch was at 62.0.
+    # The list shows the score 61.5 of the final network, not the score 62.0 of the last epoch.
     assert cells[2:] == [
         *("finished", "digits_impaired", "heuristic", "epoch 8/8", "–", "▂▃▃▄▅▆▇██"),
         *("61.5", "22.0", "+39.5", "×1.59", "", "2030-01-01 00:00"),
@@ -51,23 +51,24 @@ def test_list_shows_the_overview_of_every_run(client):
     assert DAMAGED in rows["damaged"].text
 
 
-def test_slow_list_leaves_runs_unread(client, runs, monkeypatch):
+def test_served_list_shows_runs_as_pending_when_its_time_limit_is_reached(client, runs, monkeypatch):
     client.rows()
     monkeypatch.setattr("esper.karn.serve.views.SECONDS_FOR_ROWS", -1.0)
 
     unread = Client(runs).rows(patiently=False)
     assert {row.attributes.get("class") for row in unread.values()} == {"pending"}
-    assert "61.5" in client.rows()["episode"].text  # cached overviews are shown at once
+    # Run summaries in the cache are shown without reading the runs.
+    assert "61.5" in client.rows()["episode"].text
 
 
-def test_empty_folder_explains_how_to_start_a_run(tmp_path):
+def test_served_list_of_an_empty_folder_explains_how_to_start_a_run(tmp_path):
     assert f"esper run --out {tmp_path.name}/mine" in Client(tmp_path).ask("/").html.text
 
 
 # --- page of one run --------------------------------------------------------------------------------
 
 
-def test_page_requests_every_part_and_every_part_exists(client):
+def test_page_of_a_run_requests_only_existing_sections(client):
     for name in ("episode", "nested/training"):
         page = client.ask(f"/runs/{client.id_of(name)}").html
         parts = [node.attributes["data-part"] for node in page.all() if "data-part" in node.attributes]
@@ -81,7 +82,7 @@ def test_page_requests_every_part_and_every_part_exists(client):
             assert not list(answer.html.all(role="alert")), part
 
 
-def test_open_alerts_are_in_the_head_and_counted_in_the_list(tmp_path):
+def test_open_alerts_are_shown_on_the_page_and_counted_in_the_list_of_runs(tmp_path):
     rows = [*fake_run.episode(), fake_run.alert_row("collapse"), fake_run.alert_row("slow")]
     write_run(tmp_path / "mine", [*rows, fake_run.alert_row("slow", "cleared")])
     client = Client(tmp_path)
@@ -94,7 +95,7 @@ def test_open_alerts_are_in_the_head_and_counted_in_the_list(tmp_path):
 
 @pytest.mark.parametrize("key", SHOWN)
 @pytest.mark.parametrize("name", ["episode", "nested/training"])
-def test_figure_part_is_the_picture_of_the_run(client, runs, key, name):
+def test_served_figure_equals_the_figure_of_the_run(client, runs, key, name):
     shown = client.part(name, key)
     picture = figure_named(key).answer(open_run(runs / name))
 
@@ -106,7 +107,7 @@ def test_figure_part_is_the_picture_of_the_run(client, runs, key, name):
         assert cells == [[" ".join(cell.split()) for cell in row] for row in picture.rows]
 
 
-def test_selected_episode_is_shown_with_links_to_its_neighbours(client, runs):
+def test_selected_episode_is_shown_with_links_to_the_previous_and_next_episode(client, runs):
     lanes = figure_named("lanes").answer(open_run(runs / "nested/training"), EpisodeKey(0, 1))
     shown = client.part("nested/training", "lanes?at=0-1-0")
 
@@ -118,7 +119,7 @@ def test_selected_episode_is_shown_with_links_to_its_neighbours(client, runs):
 
 
 @pytest.mark.parametrize("at", ["0", "0-1", "x-0-0", "1.5-0-0", "0-0-0-0", "--"])
-def test_malformed_episode_is_refused(client, at):
+def test_request_for_a_malformed_episode_id_is_refused(client, at):
     answer = client.part("episode", f"lanes?at={at}")
 
     assert (answer.status, answer.error) == (
@@ -127,14 +128,14 @@ def test_malformed_episode_is_refused(client, at):
     )
 
 
-def test_unknown_part_error_names_the_nearest_part(client):
+def test_error_for_an_unknown_page_section_names_the_nearest_section(client):
     answer = client.part("episode", "lane")
 
     assert answer.status == 404
     assert answer.error.startswith("unknown part of a page 'lane'; did you mean lanes?")
 
 
-def test_new_run_shows_that_nothing_is_known_until_it_has_rows(tmp_path):
+def test_page_of_a_new_run_states_that_there_is_no_data_yet(tmp_path):
     with RunWriter(tmp_path / "mine") as writer:
         writer.emit(fake_run.run_row())
         writer.flush()
@@ -151,7 +152,7 @@ def test_new_run_shows_that_nothing_is_known_until_it_has_rows(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["/runs/unknown", "/runs/unknown/head"])
-def test_unknown_run_is_refused(client, address):
+def test_request_for_an_unknown_run_is_refused(client, address):
     answer = client.ask(address)
 
     assert answer.status == 404
@@ -162,14 +163,14 @@ def test_unknown_run_is_refused(client, address):
 
 
 def axes_of(body: bytes) -> list[tuple[str, ...]]:
-    """Return the axis numbers and the healthy bands, each with its position."""
+    """Return the axis labels and the shaded normal ranges of an SVG figure, with their positions."""
     number = r'<text x="([^"]+)" y="([^"]+)" class="dim" text-anchor="(?:end|middle)">(-?[\d.]+k?)</text>'
     band = r'<rect x="([^"]+)" y="([^"]+)" width="[^"]+" height="([^"]+)" class="inband"/>'
     return re.findall(number, body.decode()) + re.findall(band, body.decode())
 
 
 def changed(row: Row, more: float) -> Row:
-    """Return a row of a training whose scores and rewards are higher by ``more``."""
+    """Return a copy of a telemetry row with scores and rewards increased by ``more``."""
     if isinstance(row, EpisodeRow):
         score, reward = more + 0.5 * row.val_score, (row.total_reward or 0.0) + more
         return replace(row, val_score=score, total_reward=reward, params=int(row.params + more))
@@ -189,7 +190,7 @@ def changed(row: Row, more: float) -> Row:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> Client:
-    """Write two trainings of different length and score, and a damaged one."""
+    """Write two training runs of different length and score, and one damaged run."""
     folder = tmp_path_factory.mktemp("pair")
     for name, iterations, more in (("short", 3, 0.0), ("long", 7, 30.0)):
         rows = made_run.training_rows(iterations=iterations, envs=3, horizon=10 + iterations)
@@ -207,7 +208,8 @@ def test_figures_of_two_compared_runs_have_the_same_axes(pair, key):
     )
     alone = pair.part("short", key).body
 
-    if key == "worth":  # One row per blueprint, so the axis height differs.
+    # The figure of contributions has one row per blueprint, so the y coordinates of its axis differ.
+    if key == "worth":
         short_axes, long_axes = ([(x, text) for x, _, text in axes_of(one)] for one in (short, long))
         assert short_axes == long_axes != []
     else:
@@ -215,7 +217,7 @@ def test_figures_of_two_compared_runs_have_the_same_axes(pair, key):
         assert axes_of(short) != axes_of(alone)
 
 
-def test_run_compared_with_a_damaged_run_is_shown_alone(pair):
+def test_figure_of_a_run_compared_with_a_damaged_run_shows_only_the_intact_run(pair):
     alone = pair.part("short", "growth").body
 
     assert pair.part("short", f"growth?compared={pair.id_of('damaged')}").body == alone
@@ -223,13 +225,13 @@ def test_run_compared_with_a_damaged_run_is_shown_alone(pair):
     assert pair.part("short", "growth?compared=unknown").status == 404
 
 
-def test_run_and_training_share_no_axis(client):
-    """One axis counts epochs, the other iterations."""
+def test_figures_of_a_run_and_of_a_training_have_separate_axes(client):
+    """Figures of a run have an axis of epochs, figures of a training an axis of iterations."""
     compared = client.part("episode", f"choices?compared={client.id_of('nested/training')}").body
     assert compared == client.part("episode", "choices").body
 
 
-def test_two_runs_are_compared_part_by_part(tmp_path):
+def test_comparison_page_shows_each_section_for_two_runs(tmp_path):
     write_run(tmp_path / "one")
     write_run(tmp_path / "two", controller="off")
     client = Client(tmp_path)
@@ -244,7 +246,7 @@ def test_two_runs_are_compared_part_by_part(tmp_path):
     assert found.one(class_="headline").text.startswith("Against demo, in one episode begun alike: +0.0")
 
 
-def test_comparison_with_a_damaged_or_missing_run_is_refused(client):
+def test_comparison_page_with_a_damaged_or_missing_run_is_refused(client):
     episode, damaged = client.id_of("episode"), client.id_of("damaged")
 
     assert "'damaged' cannot be read" in client.ask(f"/comparison?run={episode}&run={damaged}").error
@@ -255,7 +257,7 @@ def test_comparison_with_a_damaged_or_missing_run_is_refused(client):
 # --- damaged runs -----------------------------------------------------------------------------------
 
 
-def test_damaged_run_shows_the_reason_in_every_part(client):
+def test_page_of_a_damaged_run_shows_the_reason_in_every_section(client):
     assert client.ask(f"/runs/{client.id_of('damaged')}").status == 200
     for key in ("head", "conclusion", "growth", "diary"):
         answer = client.part("damaged", key)
@@ -264,7 +266,7 @@ def test_damaged_run_shows_the_reason_in_every_part(client):
         assert b"<script" not in answer.body
 
 
-def test_arbitrary_file_content_does_not_break_the_page(tmp_path):
+def test_arbitrary_telemetry_file_content_does_not_break_the_page(tmp_path):
     write_run(tmp_path / "fine")
     contents = [b"\xff\xfe\x00", b'{"t": NaN}', b"[]", b"null", b'{"t":1e400}', b"{" * 10_000]
     for number, content in enumerate(contents):
@@ -275,7 +277,7 @@ def test_arbitrary_file_content_does_not_break_the_page(tmp_path):
     assert [name for name, row in rows.items() if "unreadable" not in row.text] == []
 
 
-def test_contradictory_rows_break_only_the_parts_that_use_them(tmp_path):
+def test_contradictory_telemetry_rows_break_only_the_page_sections_that_use_them(tmp_path):
     row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
     write_run(tmp_path / "mine", [*fake_run.episode(), replace(row, to_stage=77)])
     client = Client(tmp_path)
@@ -309,7 +311,7 @@ def test_contradictory_rows_break_only_the_parts_that_use_them(tmp_path):
         "/compare?run=episode&run=%2fetc",
     ],
 )
-def test_no_path_leads_out_of_the_served_folder(client, target):
+def test_no_url_path_reads_files_outside_the_served_folder(client, target):
     answer = client.ask(target)
 
     assert answer.status == 404
@@ -317,7 +319,7 @@ def test_no_path_leads_out_of_the_served_folder(client, target):
     assert b"root:" not in answer.body
 
 
-def test_link_out_of_the_folder_reveals_nothing_of_its_target(tmp_path):
+def test_symlink_out_of_the_served_folder_reveals_nothing_of_its_target(tmp_path):
     outside = write_run(tmp_path / "outside", controller="secret")
     inside = write_run(tmp_path / "runs" / "mine")
     lines_of(inside).unlink()

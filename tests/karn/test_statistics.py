@@ -1,4 +1,4 @@
-"""Intervals against printed tables of Student's t, and paired differences derived by hand."""
+"""Confidence intervals compared with tables of Student's t, and paired differences derived by hand."""
 
 import math
 
@@ -11,27 +11,27 @@ from esper.karn.statistics import estimate, paired_difference, t_test
     ("values", "quantile"),
     [(2, 12.7062), (3, 4.3027), (4, 3.1824), (10, 2.2622), (11, 2.2281), (31, 2.0423), (101, 1.9840)],
 )
-def test_half_width_is_students_quantile_times_the_standard_error(values: int, quantile: float) -> None:
-    """Of n values, one is 1 and the rest are 0: the variance is 1/n, the squared error 1/n²."""
+def test_interval_half_width_is_the_t_quantile_times_the_standard_error(values: int, quantile: float) -> None:
+    """If one of N values is 1 and the rest are 0, the standard error of the mean is 1/N."""
     found = estimate([1.0] + [0.0] * (values - 1))
     assert found.mean == pytest.approx(1 / values)
     assert found.half_width * values == pytest.approx(quantile, abs=5e-5)
     assert found.size == values
 
 
-def test_single_value_has_no_interval() -> None:
+def test_single_value_has_no_confidence_interval() -> None:
     assert estimate([4.0]).mean == 4.0
     assert math.isnan(estimate([4.0]).half_width)
 
 
-def test_paired_difference_is_the_mean_of_differences() -> None:
-    """Differences 1, 3: mean 2, deviation √2, error 1, and 12.706 is the quantile for one degree."""
+def test_paired_difference_is_the_mean_of_the_differences_with_its_interval() -> None:
+    """The differences 1 and 3 have mean 2 and standard error 1; the t quantile for one degree is 12.706."""
     found = paired_difference([5.0, 8.0], [4.0, 5.0])
     assert found.mean == 2.0
     assert found.half_width == pytest.approx(12.7062, abs=5e-5)
 
 
-def test_arms_of_different_length_are_refused() -> None:
+def test_paired_difference_of_arms_with_different_length_is_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
         paired_difference([1.0, 2.0], [1.0])
     with pytest.raises(ValueError, match="at least one"):
@@ -42,5 +42,5 @@ def test_arms_of_different_length_are_refused() -> None:
     ("values", "expected"), [([1.0, 3.0], 0.2952), ([1.0, 2.0, 3.0], 0.0742), ([-1.0, -2.0, -3.0], 0.0742)]
 )
 def test_t_test_is_two_sided(values: list[float], expected: float) -> None:
-    """t is 2 and ±√12. One degree: P(|t| ≤ x) = 2/π · atan x; two: x / √(2 + x²): √12 / √14 = 0.9258."""
+    """The p-value is 0.2952 for t = 2 with one degree of freedom, and 0.0742 for t = ±3.46 with two."""
     assert t_test(values) == pytest.approx(expected, abs=5e-5)

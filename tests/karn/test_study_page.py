@@ -1,4 +1,4 @@
-"""Tables, pictures and page of a study with made-up numbers."""
+"""Tables, figures and HTML page of a study with made-up numbers."""
 
 import math
 from xml.etree import ElementTree
@@ -19,7 +19,7 @@ FLOPS = {
 
 
 def arm(name: str, *losses: list[float], static: bool = False, params: float = 1000.0) -> ArmNumbers:
-    """Return an arm with ``losses`` by rng seed; the score is 100 minus ten times the last loss."""
+    """Return a study arm with ``losses`` by rng seed; its score is 100 minus ten times the last loss."""
     values = np.array([losses])
     return ArmNumbers(
         name, static, values, 100 - 10 * values[..., -1], np.array([params] * 2), FLOPS, "rate × 1"
@@ -36,30 +36,32 @@ def study(*arms: ArmNumbers, reference: tuple[str, ...] = ("static:1", "static:2
 
 
 def rows(found: StudyNumbers) -> list[dict[str, dict[str, str]]]:
-    """Return the cells of every table by row and column."""
+    """Return the cells of every study table, by row name and column name."""
     return [
         {row[0]: dict(zip(table.columns, row, strict=True)) for row in (*table.rows, table.foot) if row}
         for table in study_tables(found)
     ]
 
 
-def test_tables_contain_losses_regrets_ratios_differences_and_compute():
+def test_study_tables_contain_losses_regrets_ratios_differences_and_compute():
     losses, regrets, ratios, ends, spent = rows(study(SMALL, LARGE, GROWN))
     assert losses["grown"]["2.00 GFLOP"] == "3.100"
-    # At the first mark against static:1: 0.2 / 2 and 0, mean 5 %. At the last against static:2: 0.04 / 0.8
-    # and 0, mean 2.5 %. One rng seed has 10 and 5 %, the other 0 twice: draws range from 0 to 10 %.
+    # The arm "grown" has excess losses of 10 % and 0 % for two rng seeds at the first budget mark (regret
+    # 5 %), 5 % and 0 % at the last mark (regret 2.5 %); bootstrap draws range from 0 to 10 %.
     assert regrets["grown"] == {
         "arm": "grown", "2.00 GFLOP": "5.0 %", "4.00 GFLOP": "2.5 %",
         "largest (95 %)": "5.0 % (0.0 % to 10.0 %)",
     }  # fmt: skip
     assert regrets["best static size"]["4.00 GFLOP"] == "static:2"
-    # static:1 at the last mark: 0.2 / 0.8 and 0.2 / 1.8, mean 18.06 %; 5 / 18.06 = 0.28.
+    # The regret of the arm static:1 at the last budget mark is 18.06 %, so the ratio of regrets is 5 / 18.06
+    # = 0.28.
     assert ratios["grown"]["static:1"].startswith("0.28 (")
     assert list(ratios) == ["grown"]
-    # Scores 91.6 and 82 against 90 and 80: 1.6 and 2.
+    # The scores 91.6 and 82 of the grown arm are 1.6 and 2 points above the scores 90 and 80 of static:1.
     assert ends["grown"]["above static:1 (95 %)"] == "+1.80 (+1.60 to +2.00)"
     assert ends["static:1"]["above static:1 (95 %)"] == ""
-    # t = 1.8 / 0.2 = 9 for one degree: p = 1 - 2/π · atan 9 = 0.0704. static:2 differs by 2 twice: p = 0.
+    # The p-value of the score difference is 0.0704 for the grown arm (t = 9, one degree of freedom), and 0
+    # for the arm static:2, whose differences are equal.
     assert [ends[name]["p (Holm)"] for name in ("static:2", "grown")] == ["0", "0.0704"]
     assert spent["grown"] == {
         "arm": "grown", "charged": "4.00 GFLOP", "of it incubation": "0 FLOP",
@@ -75,7 +77,7 @@ def test_study_without_static_arms_has_no_regret():
     assert len(study_pictures(found)) == 2
 
 
-def test_diverged_arm_is_unknown_in_tables_and_other_arms_are_drawn():
+def test_results_of_a_diverged_study_arm_are_unknown_in_tables_and_figures():
     lost = arm("lost", [math.nan, math.nan], [4.0, 2.0], params=math.nan)
     losses, regrets, _, ends, _ = rows(study(SMALL, LARGE, lost))
     assert (
@@ -84,7 +86,7 @@ def test_diverged_arm_is_unknown_in_tables_and_other_arms_are_drawn():
     assert "nan" not in render_study([study(SMALL, LARGE, lost)], "made")
 
 
-def test_table_renders_as_markdown():
+def test_study_table_renders_as_markdown():
     text = study_tables(study(SMALL, LARGE))[0].markdown()
     assert text.splitlines()[2:5] == [
         "| arm | 2.00 GFLOP | 4.00 GFLOP | chosen |",
@@ -93,7 +95,7 @@ def test_table_renders_as_markdown():
     ]
 
 
-def test_static_arms_are_thin_their_minimum_dotted_and_others_thick():
+def test_study_figures_draw_static_arms_thin_their_minimum_dotted_and_other_arms_thick():
     pictures = dict(study_pictures(study(SMALL, LARGE, GROWN)))
     for heading in ("made: loss against compute", "made: regret against compute"):
         drawn = ElementTree.fromstring(pictures[heading].svg)
@@ -105,7 +107,7 @@ def test_static_arms_are_thin_their_minimum_dotted_and_others_thick():
         assert {"static:1", "static:2", "grown", "2.00 GFLOP", "4.00 GFLOP"} <= names
 
 
-def test_numeric_columns_and_the_names_below_are_right_aligned():
+def test_numeric_columns_of_study_tables_and_their_footers_are_right_aligned():
     page = read_page(render_study([study(SMALL, LARGE, GROWN)], "made"))
     rows = list(page.one("div", **{"aria-label": "made: regret by compute"}).all("tr"))
     for row in rows:

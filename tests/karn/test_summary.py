@@ -24,7 +24,7 @@ def transitions() -> list[TransitionRow]:
 def histories(
     rows: list[SeedRow] | None = None, moves: list[TransitionRow] | None = None, run: RunRow = RUN
 ) -> list[SeedHistory]:
-    """Return the seed histories of the generated episode, or of other rows if given."""
+    """Return the seed histories computed from the given telemetry rows, by default those of ``fake_run``."""
     rows, moves = seeds() if rows is None else rows, transitions() if moves is None else moves
     return seed_histories(run, fake_run.EPOCHS, rows, moves)
 
@@ -77,7 +77,7 @@ def test_episode_summary_fits_80_columns():
     assert shown == SUMMARY
 
 
-def test_longest_names_fit_80_columns():
+def test_episode_summary_with_the_longest_names_fits_80_columns():
     run = replace(fake_run.run_row(), blueprints=["flex_attention"] * 13, slots=["r10c10"] * 3)
     measured = {"contribution": -21.9, "contribution_error": 10.8, "shapley": -20.5}
     rows = [replace(row, style=1, params=123_456, **measured) for row in seeds()]
@@ -88,7 +88,7 @@ def test_longest_names_fit_80_columns():
         assert whole in shown
 
 
-def test_early_end_is_named_and_purposes_without_compute_are_omitted():
+def test_episode_summary_names_an_early_end_and_omits_purposes_without_compute():
     episode = replace(control(), ended_by="rollback", flops={"forward": 10, "counterfactual": 0})
     shown = text_of(episode_summary(RUN, episode, []))
 
@@ -97,16 +97,16 @@ def test_early_end_is_named_and_purposes_without_compute_are_omitted():
     assert shown.endswith("no seed germinated")
 
 
-def test_unknown_values_are_dashes():
+def test_unknown_values_in_an_episode_summary_are_dashes():
     episode = replace(fake_run.episode_row(), twin_val_score=None)
     shown = text_of(episode_summary(RUN, episode, histories([])))
 
     assert "twin –, difference –" in shown
-    # Without seed rows neither style, parameters, contribution nor Shapley value is known.
+    # Style, parameters, contribution and Shapley value of a seed are unknown without seed rows.
     assert shown.count("–") == 2 + 3 * 4
 
 
-def test_seed_has_its_last_measurement_and_is_alive_until_it_ends():
+def test_episode_summary_has_the_last_contribution_and_the_final_state_of_a_seed():
     moves = [
         replace(row, contribution=1.5) if row.seed == 2 and row.to_stage == Stage.PRUNED else row
         for row in transitions()
@@ -119,21 +119,22 @@ def test_seed_has_its_last_measurement_and_is_alive_until_it_ends():
     assert [seed["fate"] for seed in result["seeds"]] == ["alive", "alive", "alive"]
 
 
-def test_arms_show_their_difference_from_the_last_arm():
+def test_comparison_of_arms_shows_the_difference_from_the_last_arm():
     assert text_of(comparison([("heuristic", fake_run.episode_row()), ("off", control())])) == COMPARISON
     alone = text_of(comparison([("[off]", control())])).split("\n")[-1]
-    assert alone == "[off]        22.0  21.5     250  1.50 GFLOP"  # brackets are not rich markup
+    # Brackets in the name of an arm are printed as text, not read as markup of rich.
+    assert alone == "[off]        22.0  21.5     250  1.50 GFLOP"
     many = [(f"static_grown_{number}", fake_run.episode_row()) for number in range(5)]
     assert max(map(len, text_of(comparison(many)).split("\n"))) <= 80
 
 
-def test_json_has_the_content_of_the_summary():
+def test_json_output_has_the_content_of_the_episode_summary():
     result = as_json(RUN, fake_run.episode_row(), histories())
     pruned = result["seeds"][1]
 
     assert json.loads(json.dumps(result)) == result
     assert result["val_gain_over_twin"] == 39.5
-    # Without validation, and without counting pruned seeds twice.
+    # The charged FLOPs exclude validation and count the compute of pruned seeds once.
     assert result["flops_charged"] == 4_000_000_000
     assert result["ops"]["GERMINATE"] == 3
     assert pruned == {

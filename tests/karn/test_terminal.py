@@ -1,4 +1,4 @@
-"""Terminal view of generated runs: its lines, its screen, and its share of the caller's time."""
+"""Terminal view of runs: printed lines, full screen, and the share of the training time spent on it."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -79,11 +79,11 @@ def logged(directory: Path, rows: Iterable[Row]) -> list[str]:
 # --- plain lines ------------------------------------------------------------------------------------
 
 
-def test_output_without_a_terminal_has_a_line_per_epoch_and_per_logged_stage(tmp_path: Path) -> None:
+def test_output_without_a_terminal_has_a_line_per_epoch_and_per_stage_change(tmp_path: Path) -> None:
     assert logged(tmp_path / "run", a_run()) == LOG.splitlines()
 
 
-def test_dumb_or_ascii_terminal_gets_lines(tmp_path: Path) -> None:
+def test_dumb_or_ascii_terminal_gets_plain_lines_and_no_screen(tmp_path: Path) -> None:
     write(tmp_path / "run", a_run())
     dumb, raw = io.StringIO(), io.BytesIO()
     shown(tmp_path / "run", Console(file=dumb, force_terminal=True, _environ={"TERM": "dumb"}))
@@ -94,7 +94,7 @@ def test_dumb_or_ascii_terminal_gets_lines(tmp_path: Path) -> None:
     assert b"params 398 ?1.59  slots T..\n" in raw.getvalue()
 
 
-def test_lines_name_later_episodes_and_show_an_unknown_twin_as_a_dash(tmp_path: Path) -> None:
+def test_epoch_lines_name_later_episodes_and_show_an_unknown_twin_score_as_a_dash(tmp_path: Path) -> None:
     bare = replace(fake_run.epoch_row(1, episode=2), twin_score=None)
     lines = logged(tmp_path / "run", chain(a_run(2), [bare]))
 
@@ -106,8 +106,8 @@ def test_lines_name_later_episodes_and_show_an_unknown_twin_as_a_dash(tmp_path: 
 
 
 @pytest.mark.parametrize("share", [1e-6, 1e6], ids=["tiny-share", "large-share"])
-def test_run_in_progress_gets_every_line_once(share: float, tmp_path: Path) -> None:
-    """With a tiny share of time, the first read is immediate and the rest happens at the end."""
+def test_every_line_of_a_run_in_progress_is_printed_once(share: float, tmp_path: Path) -> None:
+    """With a tiny share of time, the view reads the run once at the start and once at the end."""
     file, writer = io.StringIO(), RunWriter(tmp_path / "run")
     after_first: list[str] = []
     with TerminalView(tmp_path / "run", Console(file=file), share_of_time=share) as view:
@@ -129,7 +129,7 @@ def governor_alert(value: float | None, limit: float | None) -> AlertRow:
     return replace(row, severity="error", value=value, limit=limit, episode=1, epoch=7)
 
 
-def test_alert_of_a_run_is_one_line(tmp_path: Path) -> None:
+def test_alert_of_a_run_is_printed_as_one_line(tmp_path: Path) -> None:
     rows = [fake_run.run_row(), governor_alert(2.314, 2.2561), governor_alert(None, None)]
     start = "error collapse raised in episode 1, epoch 7 (environment 0): found"
     assert logged(tmp_path / "run", rows)[2:] == [
@@ -147,7 +147,7 @@ def two_iterations() -> Iterator[Row]:
 
 
 def test_training_logs_one_line_per_iteration_and_one_per_alert(tmp_path: Path) -> None:
-    """The training is in progress: 98 iterations of 12.5 s are left after the last one."""
+    """The training is in progress; 98 iterations of 12.5 s each are left."""
     file = io.StringIO()
     with RunWriter(tmp_path / "run") as writer:
         for row in two_iterations():
@@ -169,7 +169,7 @@ def test_iteration_line_shows_evaluation_skipped_update_and_unknown_values(tmp_p
     assert "ev –  entropy –" in line
 
 
-def test_resumed_training_gets_no_lines_of_its_past(tmp_path: Path) -> None:
+def test_lines_of_earlier_iterations_are_not_printed_again_for_a_resumed_training(tmp_path: Path) -> None:
     write(tmp_path / "run", fake_training.course(2))
     file = io.StringIO()
     shown(tmp_path / "run", Console(file=file), skip_past=True)
@@ -181,8 +181,10 @@ def test_resumed_training_gets_no_lines_of_its_past(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_earlier_run_in_the_directory_is_not_shown(is_terminal: bool, tmp_path: Path) -> None:
-    """A new run that is refused its directory never calls ``refresh``."""
+def test_terminal_view_does_not_show_an_earlier_run_in_the_directory(
+    is_terminal: bool, tmp_path: Path
+) -> None:
+    """A new run whose directory is refused ends before ``TerminalView.refresh`` is called."""
     write(tmp_path / "run", a_run())
     file = io.StringIO()
     console = Console(file=file, force_terminal=is_terminal, color_system=None, width=80, height=24)
@@ -193,7 +195,7 @@ def test_earlier_run_in_the_directory_is_not_shown(is_terminal: bool, tmp_path: 
     assert not is_terminal or file.getvalue().endswith("\x1b[?25h"), "the cursor comes back"
 
 
-def test_unreadable_telemetry_ends_the_view_and_not_the_run(
+def test_unreadable_telemetry_ends_the_terminal_view_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path / "run", a_run())
@@ -267,19 +269,19 @@ def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("runs") / "run", fake_training.troubled_course(42))
 
 
-def test_screens_of_a_run_and_of_a_troubled_training_fit_80_by_24(finished: Path, troubled: Path) -> None:
+def test_terminal_screens_fit_80_columns_and_24_lines(finished: Path, troubled: Path) -> None:
     assert text_of(finished) == RUN_SCREEN
     assert text_of(troubled) == TRAINING_SCREEN
     assert TRAINING_SCREEN.count("\n") <= 24
 
 
-def test_no_line_is_wider_than_the_terminal(finished: Path, troubled: Path) -> None:
+def test_no_line_of_the_terminal_screen_is_wider_than_the_terminal(finished: Path, troubled: Path) -> None:
     for width in (20, 63, 159):
         for run in (finished, troubled):
             assert max(map(cell_len, text_of(run, width).splitlines())) <= width
 
 
-def test_colour_is_stage_or_severity_and_values_outside_their_band_are_bright(troubled: Path) -> None:
+def test_terminal_screen_shows_metrics_outside_their_normal_range_in_bold(troubled: Path) -> None:
     lines = lines_of(troubled, 200)
 
     def style_of(text: str) -> str:
@@ -292,20 +294,20 @@ def test_colour_is_stage_or_severity_and_values_outside_their_band_are_bright(tr
     assert style_of("ratio min 0.5") == "dim"
 
 
-def test_epochs_share_columns_of_a_narrow_lane_and_a_prune_stays_visible(tmp_path: Path) -> None:
-    """At 63 columns a lane has 5: two epochs each, and the prune in the fifth is followed by the embargo."""
+def test_pruning_stays_visible_when_a_narrow_terminal_merges_epochs_of_a_slot(tmp_path: Path) -> None:
+    """On a terminal of 63 columns, the timeline of a slot has 5 columns of two epochs each."""
     write(tmp_path / "run", a_run())
     lane = next(line for line in text_of(tmp_path / "run", 63).splitlines() if line.startswith("r0c1"))
 
     assert lane.split()[1] == "░░✂~"
 
 
-def test_screen_shows_the_selected_environment_of_a_training(troubled: Path) -> None:
+def test_terminal_screen_shows_the_selected_environment_of_a_training(troubled: Path) -> None:
     assert "slots   iteration 42, environment 0: score 62.0, twin 22.0\n" in text_of(troubled, env=0)
 
 
-def test_screen_waits_for_the_run_and_keeps_its_last_state(tmp_path: Path) -> None:
-    """The time share allows one read and the final one, which is immediate."""
+def test_terminal_screen_waits_for_the_first_row_and_finally_shows_the_last_state(tmp_path: Path) -> None:
+    """The share of time allows one read of the run at the start, in addition to the read at the end."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
     view = TerminalView(tmp_path / "run", console, share_of_time=1e-9)
@@ -326,7 +328,9 @@ def test_screen_waits_for_the_run_and_keeps_its_last_state(tmp_path: Path) -> No
     assert last.endswith("\x1b[?25h")
 
 
-def test_screen_is_computed_only_after_new_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_screen_is_recomputed_only_after_a_refresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     monkeypatch.setattr(terminal, "screen", lambda *_: asked.append(1) or "x")
     monkeypatch.setattr(terminal, "DRAWS_PER_SECOND", 1e-3)

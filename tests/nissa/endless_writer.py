@@ -1,6 +1,6 @@
 """Writers that run until they are killed, in separate processes.
 
-They print the number of flushed rows. A resumable writer stores its checkpoint in ``RUN.json``.
+Endless writers send the number of flushed rows. A resumable writer stores its checkpoint in ``RUN.json``.
 """
 
 import multiprocessing
@@ -25,7 +25,7 @@ from tests.karn import fake_run
 BATCH = 200
 CHECKPOINT_BATCHES = 5
 LINES_BYTES = 400_000
-"""About 800 rows: four batches."""
+"""Size limit of a JSON Lines file before compaction; 400 kB are about 800 rows."""
 
 
 class Checkpoint(msgspec.Struct):
@@ -71,7 +71,8 @@ def before_the_last_lines_go() -> None:
     original = compaction.remove
 
     def hooked(path: Path) -> None:
-        if path.name in ("rows-00004.jsonl", "rows-00000.jsonl"):  # of the resumable writer, and of the other
+        # The last JSON Lines file is number 4 for a resumable writer and number 0 for a simple writer.
+        if path.name in ("rows-00004.jsonl", "rows-00000.jsonl"):
             kill()
         original(path)
 
@@ -105,7 +106,7 @@ def write_for_ever(run: Path, say: Callable[[int], None]) -> None:
 
 
 def resume_for_ever(run: Path, say: Callable[[int], None]) -> None:
-    """Write one batch per iteration, with a checkpoint every five iterations."""
+    """Write one batch of rows per iteration, with a checkpoint every five iterations."""
     stored = run.with_suffix(".json")
     checkpoint = Checkpoint(0, RowMark(0, 0.0))
     if stored.exists():
@@ -133,28 +134,29 @@ def work(kind: str, run: Path, moment: str | None, output: Connection) -> None:
 
 
 class Writer:
-    """A writing process, forked from one that has loaded everything."""
+    """Child process that writes telemetry, forked from a server process that has imported all modules."""
 
     def __init__(self, kind: str, run: Path, moment: str | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["pytest", __name__])
         self.output, sender = context.Pipe(duplex=False)
         root = str(Path(__file__).parents[2])
-        with pytest.MonkeyPatch.context() as patch:  # read by the first process when it imports its modules
+        # The fork server reads PYTHONPATH when it imports its modules.
+        with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", f"{root}/src:{root}")
             self.process = context.Process(target=work, args=(kind, run, moment, sender), daemon=True)
             self.process.start()
         sender.close()
 
     def kill_after(self, seconds: float) -> int:
-        """Kill the process this long after its first output; return the number of flushed rows."""
+        """Kill the writer process ``seconds`` after its first output; return the number of flushed rows."""
         first = self.output.recv()
         time.sleep(seconds)
         self.process.kill()
         return max(first, self.last_output())
 
     def last_output(self) -> int:
-        """Return the last printed number of flushed rows."""
+        """Return the last number of flushed rows that the writer process sent."""
         rows = 0
         try:
             while True:

@@ -27,7 +27,7 @@ def events_in(directory: Path) -> list[Event]:
 
 
 def points_in(directory: Path) -> list[Point]:
-    """Return all scalars."""
+    """Return all scalars in the TensorBoard event file of a directory."""
     return sorted(
         Point(value.tag, event.step, event.wall_time, value.simple_value)
         for event in events_in(directory)

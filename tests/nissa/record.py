@@ -1,4 +1,4 @@
-"""Recorder of the trainings in tests/nissa/recorded, both good ones and deliberately broken ones.
+"""Recorder of the good and deliberately broken trainings in tests/nissa/recorded.
 
 ``python -m tests.nissa.record NAME …`` trains again and writes ``recorded/NAME.jsonl``: a header line, then
 one line per row with its table. Each takes minutes; results differ slightly between machines.
@@ -42,13 +42,13 @@ def flip_the_sign() -> AbstractContextManager[object]:
 
 
 def charge_removals() -> AbstractContextManager[object]:
-    """Charge every removal as much as a hundred points of score."""
+    """Make the reward penalty for removing a seed as large as a hundred points of score."""
     return mock.patch.object(families, "CHURN_COST", 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One training, and the tables that are recorded."""
+    """Settings of a recorded training, and the telemetry tables to record."""
 
     settings: Mapping[str, Any]
     tables: tuple[type[Row], ...]
@@ -72,7 +72,7 @@ RECIPES: Final[Mapping[str, Recipe]] = {
 
 
 def record(name: str) -> None:
-    """Train and write the emitted rows."""
+    """Run the named training and write its telemetry rows to ``recorded/NAME.jsonl``."""
     recipe = RECIPES[name]
     with recipe.breakage(), tempfile.TemporaryDirectory() as folder:
         train(TrainingConfig(**recipe.settings, detail="full"), Path(folder) / name)

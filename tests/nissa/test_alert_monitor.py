@@ -1,4 +1,4 @@
-"""Every alert rule at its limit, on rows made by hand."""
+"""Every alert rule at its threshold, on telemetry rows made by hand."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,14 +31,14 @@ def episode(number: int, **changes: Any) -> EpisodeRow:
 
 
 def seed(epoch: int, **changes: Any) -> SeedRow:
-    """Return a row of a useful seed that holds in slot r0c1."""
+    """Return a row of a seed in slot r0c1 with stage HOLDING and positive contribution."""
     healthy = {"epoch": epoch, "stage": Stage.HOLDING, "alpha": 1.0, "slot": 1, "env": 3}
     measured = {"contribution": 2.0, "contribution_error": 1.0, "freshness": 1.0, "gradient_health": 1.0}
     return replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
 
 
 def alerts_of(monitor: AlertMonitor, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
-    """Return the alerts of a monitor as (number of the row, event, rule, scope)."""
+    """Return the alerts that a monitor raises for rows, as (row number, event, rule, scope)."""
     return [
         (number, alert.event, alert.rule, alert.scope)
         for number, row in enumerate(rows, start=1)
@@ -78,7 +78,7 @@ AT_THE_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "good", "bad"), AT_THE_LIMIT)
-def test_update_rule_is_raised_beyond_its_limit_and_cleared_within(
+def test_alert_of_an_update_is_raised_beyond_its_threshold_and_cleared_within(
     name: str, good: dict[str, Any], bad: dict[str, Any]
 ) -> None:
     times = BY_NAME[name].times
@@ -94,7 +94,7 @@ def test_update_rule_is_raised_beyond_its_limit_and_cleared_within(
     ]
 
 
-def test_rule_is_raised_after_its_number_of_readings_or_its_window() -> None:
+def test_no_alert_rule_has_both_repeated_readings_and_a_window() -> None:
     assert all(1 in (rule.times, rule.window) for rule in RULES), "else its delay would be their sum"
 
 
@@ -135,7 +135,7 @@ def test_unmeasured_values_of_a_skipped_update_raise_and_clear_nothing() -> None
     ]
 
 
-def test_skipped_update_clears_nothing_and_is_not_a_reference() -> None:
+def test_skipped_update_clears_no_alerts_of_metrics_and_is_no_reference_for_later_updates() -> None:
     left_out = {"skipped": "reward is nan", "head_entropy": [], "grad_norm": 0.0, "ratio_max": 1.0}
     rows = [
         update(1, **left_out),
@@ -174,26 +174,25 @@ RISING = [0.1, 0.3, 0.2, 0.6, 1.2, 1.8, 2.4]
     ("returns", "tempo", "raised"),
     [
         (RISING, SETTLING, None),
-        # One point of score is worth 0.05 here: the last three must exceed 0.3 + 0.05.
+        # A head with low entropy is not reported if the last three returns exceed the earlier best return,
+        # 0.3, by the reward of one point of score, 0.05.
         ([0.1, 0.3, 0.2, 0.2, 0.35, 0.35, 0.35], SETTLING, 7),
         ([0.1, 0.3, 0.2, 0.2, 0.36, 0.36, 0.36], SETTLING, None),
-        (RISING, [0.8, 0.8, 0.7, 0.51, 0.05, 0.05, 0.05], 7),  # abrupt collapse, regardless of the return
+        # An abrupt drop of the entropy is reported even if the return rises.
+        (RISING, [0.8, 0.8, 0.7, 0.51, 0.05, 0.05, 0.05], 7),
         (RISING, [0.8, 0.8, 0.7, 0.49, 0.05, 0.05, 0.05], None),
-        (
-            [0.1] * 6,
-            [0.8, 0.05, None, 0.05, None, 0.05],
-            6,
-        ),  # a head without a choice is neither collapsed nor healthy
+        # Updates in which a head has only one legal action are ignored by the collapse rule.
+        ([0.1] * 6, [0.8, 0.05, None, 0.05, None, 0.05], 6),
     ],
 )
-def test_head_is_collapsed_if_it_settled_without_gain_or_abruptly(
+def test_head_collapse_is_raised_if_entropy_drops_abruptly_or_without_higher_return(
     returns: list[float], tempo: list[float | None], raised: int | None
 ) -> None:
     expected = [] if raised is None else [(raised, "raised", "head-collapse", "head tempo")]
     assert alerts_of(AlertMonitor(run_row()), course(returns, tempo)) == expected
 
 
-def test_many_forced_decisions_are_healthy_after_learning() -> None:
+def test_many_forced_decisions_raise_no_alert_after_the_return_has_risen() -> None:
     returns = [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0]
     rows = [update(n, mean_return=r, forced_share=0.9) for n, r in enumerate(returns, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
@@ -205,14 +204,16 @@ def test_many_forced_decisions_are_healthy_after_learning() -> None:
 # --- comparison with earlier updates ----------------------------------------------------------------
 
 
-def test_gradient_is_compared_with_the_mean_of_earlier_updates() -> None:
-    norms = [1.0, 3.0, 200.0, 6801.0]  # 100 × mean: 100, 200, then 100 × (204 / 3) = 6800
+def test_gradient_norm_alert_compares_with_the_mean_of_earlier_updates() -> None:
+    # The limit is 100 times the mean gradient norm of earlier updates: 100, 200, then 6800.
+    norms = [1.0, 3.0, 200.0, 6801.0]
     rows = [update(number, grad_norm=norm) for number, norm in enumerate(norms, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
 
 
 def test_rollout_is_slow_relative_to_the_median_of_earlier_iterations() -> None:
-    spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]  # the median stays 7, and 7 / 0.7 is 10
+    # The median rollout time stays 7, so a rollout is slow above 7 / 0.7 = 10.
+    spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows) == [
         (30, "raised", "slow", "run"),
@@ -220,8 +221,9 @@ def test_rollout_is_slow_relative_to_the_median_of_earlier_iterations() -> None:
     ]
 
 
-def test_nothing_is_slow_before_the_usual_time_is_known() -> None:
-    spans = [*[1.0] * 4, *[50.0] * 5]  # the first slow iteration is not compared yet
+def test_no_slow_rollout_alert_before_the_usual_rollout_time_is_known() -> None:
+    # After four iterations, the usual rollout time is not known yet.
+    spans = [*[1.0] * 4, *[50.0] * 5]
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows) == []
 
@@ -230,7 +232,7 @@ def test_nothing_is_slow_before_the_usual_time_is_known() -> None:
 
 
 def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
-    """Return episodes with leads of 0, 1, 2 … points in shuffled order; a higher lead has a lower score."""
+    """Return episodes in shuffled order; an episode with a higher lead over the twin has a lower score."""
     leads = [7 * number % count for number in range(count)]
     return [
         episode(n, val_score=60.0 - lead, twin_val_score=60.0 - 2 * lead, total_reward=pay(lead), **changes)
@@ -238,7 +240,7 @@ def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> li
     ]
 
 
-def test_reward_for_worse_networks_is_raised_at_the_twentieth_episode() -> None:
+def test_alert_for_rewarding_worse_networks_is_raised_at_the_twentieth_episode() -> None:
     assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: -lead)) == [
         (20, "raised", "pays-for-worse", "run")
     ]
@@ -251,21 +253,22 @@ def test_reward_for_worse_networks_is_raised_at_the_twentieth_episode() -> None:
     )
 
 
-def test_sign_flip_in_mid_training_is_raised_within_twenty_episodes() -> None:
+def test_reward_sign_flip_during_training_raises_an_alert_within_twenty_episodes() -> None:
     rows = [*episodes(lambda lead: lead), *episodes(lambda lead: -lead), *episodes(lambda lead: lead)]
     (raised, _, _, _), (cleared, event, _, _) = alerts_of(AlertMonitor(run_row()), rows)
     assert 20 < raised <= 40 < cleared <= 60
     assert event == "cleared"
 
 
-def test_score_replaces_the_lead_if_there_is_no_twin() -> None:
+def test_reward_alert_uses_the_score_if_the_twin_score_is_unknown() -> None:
     monitor = AlertMonitor(run_row())
-    rows = episodes(lambda lead: lead, iteration=7)  # higher rewards for lower scores
+    # In the test episodes, lower scores have higher rewards.
+    rows = episodes(lambda lead: lead, iteration=7)
     found = [alert for row in rows for alert in monitor.take(replace(row, twin_val_score=None))]
     assert [(alert.rule, alert.iteration, alert.env) for alert in found] == [("pays-for-worse", 7, None)]
 
 
-def test_unrewarded_episodes_are_not_compared() -> None:
+def test_reward_alert_ignores_episodes_without_reward() -> None:
     unrewarded = [replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
     assert alerts_of(AlertMonitor(run_row()), unrewarded) == []
     mixed = [row for pair in zip(episodes(lambda lead: -lead), unrewarded, strict=True) for row in pair]
@@ -275,7 +278,7 @@ def test_unrewarded_episodes_are_not_compared() -> None:
 
 
 @pytest.mark.parametrize(("churn", "expected"), [(-0.5, []), (-0.51, [(20, "raised", "shaping", "run")])])
-def test_shaping_is_compared_with_the_total_of_absolute_rewards(
+def test_shaping_alert_compares_shaping_terms_with_all_absolute_reward_terms(
     churn: float, expected: list[tuple[int, str, str, str]]
 ) -> None:
     rows = episodes(lambda lead: 1.0)

@@ -28,7 +28,7 @@ def test_seed_with_low_gradient_health_is_dead_after_two_epochs(
     assert alerts_of(AlertMonitor(run_row()), rows) == found
 
 
-def test_fossilized_seed_is_never_dead() -> None:
+def test_dead_seed_alert_is_never_raised_for_a_fossilized_seed() -> None:
     rows = [seed(epoch, stage=Stage.HOLDING, gradient_health=0.0) for epoch in (4, 5)]
     fossils = [seed(epoch, stage=Stage.FOSSILIZED, gradient_health=0.0) for epoch in (6, 7, 8)]
     assert alerts_of(AlertMonitor(run_row()), [*rows, *fossils]) == [
@@ -40,10 +40,13 @@ def test_fossilized_seed_is_never_dead() -> None:
 @pytest.mark.parametrize(
     ("changes", "raised"),
     [
-        ({"contribution": -1.95}, None),  # within its error
+        # The negative contribution is within its measurement error.
+        ({"contribution": -1.95}, None),
         ({"contribution": -1.97}, 2),
-        ({"stage": Stage.BLENDING}, 3),  # constant alpha from the second epoch on
-        ({"stage": Stage.FOSSILIZED}, None),  # cannot be pruned any more
+        # For a BLENDING seed, alpha is known to be constant from the second epoch on.
+        ({"stage": Stage.BLENDING}, 3),
+        # A FOSSILIZED seed cannot be pruned any more.
+        ({"stage": Stage.FOSSILIZED}, None),
         ({"freshness": 0.99}, None),
         ({"contribution_error": None}, None),
     ],
@@ -59,7 +62,7 @@ def test_seed_is_harmful_only_if_prunable_and_freshly_measured(
     )
 
 
-def test_seed_is_not_harmful_while_alpha_changes_and_successors_start_over() -> None:
+def test_harmful_seed_alert_needs_constant_alpha_and_counts_epochs_per_seed() -> None:
     harm = {"contribution": -9.0, "stage": Stage.BLENDING}
     moving = [seed(epoch, alpha=0.1 * epoch, **harm) for epoch in (4, 5, 6)]
     assert alerts_of(AlertMonitor(run_row(iterations=None)), moving) == []
@@ -67,7 +70,7 @@ def test_seed_is_not_harmful_while_alpha_changes_and_successors_start_over() -> 
     assert alerts_of(AlertMonitor(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
 
 
-def test_seeds_of_different_slots_and_environments_are_distinguished() -> None:
+def test_alerts_distinguish_seeds_of_different_slots_and_environments() -> None:
     sick = {"stage": Stage.TRAINING, "gradient_health": 0.5}
     rows = [seed(4, **sick), seed(4, slot=2, **sick), seed(4, env=0, **sick), seed(5, slot=2, **sick)]
     assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
@@ -123,7 +126,7 @@ def test_governor_alert_is_not_repeated_and_is_cleared_with_the_episode() -> Non
 
 
 def eventful_iteration(number: int) -> list[Row]:
-    """Return two episodes and an update with different problems in each iteration."""
+    """Return rows of two episodes and an update; the raised alerts differ between iterations."""
     sign = -1 if 10 <= number < 30 else 1
     ended: list[Row] = [
         episode(number, env=env, val_score=30.0 + (7 * number + 3 * env) % 20, total_reward=0.0)
@@ -142,7 +145,7 @@ def eventful_iteration(number: int) -> list[Row]:
     return [*ended, update(number, mean_return=0.1, **wrong)]
 
 
-def test_monitor_of_a_resumed_run_continues_as_if_uninterrupted() -> None:
+def test_alert_monitor_of_a_resumed_run_raises_the_alerts_of_an_uninterrupted_run() -> None:
     iterations = [eventful_iteration(number) for number in range(1, 41)]
     whole = AlertMonitor(run_row())
     expected = [whole.take(row) for rows in iterations for row in rows]
@@ -152,17 +155,19 @@ def test_monitor_of_a_resumed_run_continues_as_if_uninterrupted() -> None:
     for stop in (3, 14, 27):
         resumed = AlertMonitor(run_row())
         earlier = [row for rows in iterations[:stop] for row in rows]
-        for kind in (EpisodeRow, UpdateRow):  # table by table, as they are read back
+        # A resumed run reads its telemetry rows table by table.
+        for kind in (EpisodeRow, UpdateRow):
             for row in earlier:
                 if isinstance(row, kind):
                     resumed.take(row)
         assert [resumed.take(row) for rows in iterations[stop:] for row in rows] == expected[len(earlier) :]
 
 
-def test_replay_finds_the_same_alerts_with_or_without_recorded_ones() -> None:
+def test_replay_of_rows_finds_the_same_alerts_with_or_without_alert_rows() -> None:
     monitor = AlertMonitor(run_row())
     bare: list[Row] = [run_row(), *dying((4, 5)), intervention(), episode(0, env=3), update(1, approx_kl=1.0)]
-    bare.append(episode(1, env=3))  # no open alert is left to clear
+    # No open alert is left when the second episode ends.
+    bare.append(episode(1, env=3))
     recorded = [found for row in bare for found in (row, *monitor.take(row))]
     assert [(alert.event, alert.rule) for alert in replay(bare)] == [
         ("raised", "dead-seed"),

@@ -84,7 +84,7 @@ def test_good_training_raises_no_alert(name: str) -> None:
 
 
 def test_recorded_good_trainings_contain_low_entropy_clipping_and_large_ratios() -> None:
-    """Otherwise the absence of alerts would prove little."""
+    """The absence of alerts is meaningful only if recorded good trainings contain unusual values."""
     updates = [row for row in record.read("converged") if isinstance(row, UpdateRow)]
     settled = [u for u in updates if min(e for e in u.head_entropy if e is not None) < 0.01]
     assert len(settled) > 20
@@ -119,7 +119,7 @@ def test_good_episode_raises_no_alert() -> None:
         ("head-collapse", "head op", 2),
     ],
 )
-def test_learning_rate_fifty_times_too_large_is_raised_at_once(
+def test_learning_rate_fifty_times_too_large_raises_an_alert_in_the_first_update(
     rule: str, scope: str, wrong_since: int
 ) -> None:
     found = [
@@ -171,7 +171,9 @@ def test_non_finite_or_extreme_reward_is_raised_in_its_iteration(
     assert iterations_of(rows, "gradient-jump") == [3]
 
 
-def test_stuck_head_is_raised_within_three_updates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_action_head_with_constant_choice_raises_an_alert_within_three_updates(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     stuck_since, run_iteration = 2, Trainer.run_iteration
 
     def stick(trainer: Trainer) -> Iteration:
@@ -187,10 +189,10 @@ def test_stuck_head_is_raised_within_three_updates(monkeypatch: pytest.MonkeyPat
     assert iterations_of(rows, "head-collapse")[0] == stuck_since + DELAY["head-collapse"] - 1
 
 
-def test_idle_slow_and_value_error_are_raised_within_their_delays(
+def test_alerts_idle_slow_and_value_error_are_raised_within_their_delays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The policy may only wait; rollouts take half as long again after the usual time is known."""
+    """The policy may only choose WAIT; later rollouts take 1.5 times as long as the first rollouts."""
     now, step = 0.0, GrowthEnv.step
 
     def only_wait(*arguments: Any) -> BoolArray:
@@ -213,7 +215,7 @@ def test_idle_slow_and_value_error_are_raised_within_their_delays(
     assert iterations_of(rows, "slow") == [limits.USUAL_ITERATIONS + DELAY["slow"]]
 
 
-def test_full_disk_is_raised_at_the_next_resource_row(
+def test_full_disk_alert_is_raised_at_the_next_resource_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     free, now = 1e9, 0.0
@@ -243,7 +245,8 @@ def test_non_finite_seed_is_reported_only_by_the_governor() -> None:
     run(env, {0: plant(1)}, until=4)
     with torch.no_grad():
         env.model.seed_parameters(1)[0].fill_(math.nan)
-    run(env, {})  # found and pruned in the next epoch, the fifth
+    # The governor finds and prunes the non-finite seed in the fifth epoch.
+    run(env, {})
     env.finish()
     first, last = alerts_of(sink)
     assert (first.rule, first.event, first.severity, first.epoch) == ("non-finite", "raised", "error", 4)
@@ -254,7 +257,8 @@ def test_seed_with_vanishing_gradient_is_dead_within_two_epochs() -> None:
     env, sink = started(tiny_task(horizon=8))
     run(env, {0: plant(1, BlueprintAction.NORM)}, until=2)
     with torch.no_grad():
-        env.model.seed_parameters(1)[0].fill_(50.0)  # tanh is flat there
+        # The gradient of tanh vanishes for an input of 50.
+        env.model.seed_parameters(1)[0].fill_(50.0)
     run(env, {}, until=5)
     [alert] = alerts_of(sink)
     assert (alert.rule, alert.scope) == ("dead-seed", "environment 0 slot r0c1")
@@ -271,7 +275,7 @@ def stop_training(env: MorphEnv) -> None:
 
 
 def test_harmful_seed_is_raised_within_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Otherwise the governor would remove the seed.
+    # The governor is disabled because it would remove the harmful seed.
     monkeypatch.setattr(Governor, "check", lambda governor, loss: None)
     env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=12))
     run(env, {0: plant(1)}, until=6)

@@ -1,4 +1,4 @@
-"""Compaction of lines to Parquet with equal content; lines that cannot be converted are kept."""
+"""Compaction of JSON lines to Parquet with equal content; lines that cannot be converted are kept."""
 
 import os
 import random
@@ -22,7 +22,7 @@ from tests.karn import fake_run, made_run
 
 @pytest.fixture(autouse=True)
 def few_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the size limit between one and two epochs."""
+    """Set the size limit of a JSON Lines file to between one and two epoch rows."""
     monkeypatch.setattr(writer_module, "LINES_BYTES", 500)
 
 
@@ -49,7 +49,7 @@ def compact_by_hand(run: Path) -> None:
 
 
 def emptied(table: str, row: Row) -> Row:
-    """Return the row with null in every optional column, and with empty lists and maps."""
+    """Return a copy of a telemetry row with null in every optional column, and with empty lists and maps."""
     changes = {}
     for column in COLUMNS[table]:
         value = getattr(row, column.name)
@@ -65,7 +65,8 @@ def test_parquet_rows_of_every_table_equal_the_lines_and_have_the_schema_types(t
     with RunWriter(tmp_path, clock=lambda: 0.0) as writer:
         for table, row in whole.items():
             writer.emit(emptied(table, row))
-            if table != "run":  # the run has one such row
+            # A run may have only one run row.
+            if table != "run":
                 writer.emit(row)
     written = Run(tmp_path)
     lines = {table: written.rows(kind) for table, kind in TABLES.items()}
@@ -103,7 +104,8 @@ def test_numbers_and_texts_survive_bit_for_bit(tmp_path: Path) -> None:
     compact_by_hand(tmp_path)
 
     found = read_rows(tmp_path, DecisionRow)
-    assert msgspec.json.encode(found) == msgspec.json.encode(rows)  # including -0.0, which equals 0.0
+    # Rows are compared as JSON text, because -0.0 == 0.0.
+    assert msgspec.json.encode(found) == msgspec.json.encode(rows)
 
 
 # --- when lines are converted -----------------------------------------------------------------------
@@ -142,13 +144,14 @@ def test_lines_of_a_training_are_compacted_when_a_checkpoint_is_stored(tmp_path:
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4]
 
 
-def test_parquet_takes_precedence_over_lines_and_its_damage_is_reported(tmp_path: Path) -> None:
+def test_parquet_is_read_instead_of_json_lines_and_damaged_parquet_is_reported(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0)
     path = tmp_path / "telemetry" / "rows-00000.jsonl"
     lines = path.read_bytes()
     compact_by_hand(tmp_path)
-    path.write_bytes(lines[:-9])  # so that the source can be recognised
+    # The JSON Lines file is truncated, so rows can only come from Parquet.
+    path.write_bytes(lines[:-9])
 
     assert epochs_of(tmp_path) == [0]
     compact_by_hand(tmp_path)
@@ -159,7 +162,7 @@ def test_parquet_takes_precedence_over_lines_and_its_damage_is_reported(tmp_path
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_missing_rows_are_reported(tmp_path: Path, number: int) -> None:
+def test_missing_telemetry_file_is_reported_as_damage(tmp_path: Path, number: int) -> None:
     with RunWriter(tmp_path) as writer:
         for iteration in range(3):
             with writer.iteration(iteration):
@@ -183,7 +186,8 @@ def test_failed_compaction_keeps_the_lines_and_emits_one_alert(
             write_epochs(writer, 2, 3)
         assert names(tmp_path) == ["rows-00000.jsonl", "rows-00001.jsonl"]
         assert epochs_of(tmp_path) == [0, 1, 2, 3]
-        write_epochs(writer, 4, 5)  # the next compaction includes the remaining lines
+        # The next compaction includes the lines left by the failed compaction.
+        write_epochs(writer, 4, 5)
 
     assert capsys.readouterr().err == ""
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4, 5]

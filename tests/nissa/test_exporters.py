@@ -20,11 +20,11 @@ from tests.nissa.event_files import events_in, points_expected, points_in
 RUN = fake_run.run_row()
 TRAINING = fake_run.run_row(iterations=3)
 THIRD_ATTEMPT = replace(fake_run.episode_row(1), attempt=2, iteration=2)
-"""Episode of iteration 2 after two failed attempts."""
+"""Row of an episode of iteration 2 that succeeded after two failed attempts."""
 
 
 def training_rows() -> list[Row]:
-    """Return three iterations; the second has mostly unknown values."""
+    """Return the rows of three training iterations; the second iteration has mostly unknown values."""
     unknown = replace(
         fake_run.update_row(2),
         mean_return=None,
@@ -66,8 +66,8 @@ def export(rows: list[Row], out: Path) -> list[Row]:
 # --- rows as points ---------------------------------------------------------------------------------
 
 
-def test_every_list_column_has_names_and_epochs_of_a_training_are_omitted() -> None:
-    """A new list column would be omitted silently."""
+def test_exporters_name_every_list_column_and_omit_epoch_rows_of_a_training() -> None:
+    """A list column without an entry in ``LIST_NAMES`` would be omitted silently by exporters."""
     assert exported_types(RUN) == (EpochRow, EpisodeRow)
     assert exported_types(TRAINING) == (UpdateRow, EpisodeRow)
     lists = {
@@ -80,7 +80,7 @@ def test_every_list_column_has_names_and_epochs_of_a_training_are_omitted() -> N
     assert lists == set(LIST_NAMES)
 
 
-def test_list_of_wrong_length_is_refused() -> None:
+def test_exporting_a_list_column_of_wrong_length_is_refused() -> None:
     with pytest.raises(ExportError, match="'op_shares' holds 2 entries where the run names 6 ops"):
         points_of(replace(fake_run.update_row(1), op_shares=[0.5, 0.5]), TRAINING)
 
@@ -90,7 +90,7 @@ def test_list_of_wrong_length_is_refused() -> None:
 
 @pytest.mark.parametrize("rows", [training_rows(), two_episodes()], ids=["training", "run"])
 def test_event_file_contains_exactly_the_numbers_of_all_rows(rows: list[Row], tmp_path: Path) -> None:
-    """One file holds tables with different step axes, and TensorBoard shows all points."""
+    """TensorBoard shows all points of an event file, although its tables have different step axes."""
     exported = export(rows, tmp_path / "out")
 
     found = points_in(tmp_path / "out")
@@ -100,7 +100,7 @@ def test_event_file_contains_exactly_the_numbers_of_all_rows(rows: list[Row], tm
     assert sum(len(shown.Scalars(tag)) for tag in shown.Tags()["scalars"]) == len(found)
 
 
-def test_configuration_and_provenance_are_texts(tmp_path: Path) -> None:
+def test_configuration_and_provenance_are_exported_as_tensorboard_texts(tmp_path: Path) -> None:
     run = replace(RUN, config={"task": "a|b\nc", "steps": None, "inner": {"rate": 0.5}})
 
     TensorBoardExporter(run, tmp_path / "out").close()
@@ -116,12 +116,12 @@ def test_configuration_and_provenance_are_texts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [1e39, -1e39])
-def test_number_beyond_32_bits_becomes_infinite(number: float) -> None:
+def test_number_beyond_the_range_of_float32_is_exported_as_infinity(number: float) -> None:
     assert scalar("a", number)[-4:] == struct.pack("<f", math.copysign(math.inf, number))
 
 
-def test_large_steps_and_long_texts_keep_their_value(tmp_path: Path) -> None:
-    """Varints of one, two and five bytes."""
+def test_large_steps_and_long_tags_are_unchanged_in_event_files(tmp_path: Path) -> None:
+    """Steps and text lengths are encoded as varints of one, two and five bytes."""
     file = EventFile(tmp_path / "tfevents", 0.0)
     steps = [0, 127, 128, 16_384, 2**33]
     for step in steps:

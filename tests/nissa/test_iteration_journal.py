@@ -1,4 +1,4 @@
-"""Rows of a training are written by whole iterations, with a journal of the unfinished one."""
+"""Telemetry rows of a training are written by whole iterations; a journal has the unfinished iteration."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def places(run: Path) -> list[Place]:
 
 
 def write_iteration(writer: RunWriter, number: int) -> None:
-    """Write one environment, one epoch, and the update of an iteration."""
+    """Write an iteration with one epoch row of one environment and one update row."""
     with writer.iteration(number):
         writer.emit(fake_run.epoch_row(1, episode=number - 1))
         writer.emit(fake_run.update_row(number))
@@ -41,7 +41,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed(out: Path) -> Iterator[IterationJournal]:
-    """Return the journal of a run of one iteration whose writer is closed; its rows belong to iteration 2."""
+    """Return a journal for iteration 2 of a run whose writer was closed after iteration 1."""
     with RunWriter(out) as writer:
         write_iteration(writer, 1)
     second = IterationJournal(out, "standard")
@@ -72,7 +72,7 @@ def test_journal_rows_have_the_time_of_the_run_and_its_level_of_detail(
 
 
 def test_only_complete_iterations_are_read_while_a_run_is_written(out: Path) -> None:
-    """The same holds for a reader that stays open."""
+    """A reader that stays open while a run is written also sees only complete iterations."""
     with RunWriter(out) as writer:
         run = Run(out)
         kept = IterationJournal(out, "standard")
@@ -84,7 +84,8 @@ def test_only_complete_iterations_are_read_while_a_run_is_written(out: Path) -> 
         assert len(run.rows(EpochRow)) == 1
     for epoch in (2, 3):
         assert len(run.rows(EpochRow)) == epoch
-        kept.take(2, 0, [fake_run.epoch_row(epoch)])  # of a process that outlives the first
+        # A worker process that outlives the writer process appends to the journal.
+        kept.take(2, 0, [fake_run.epoch_row(epoch)])
 
 
 def test_torn_journal_line_is_ignored_and_a_damaged_one_is_reported(
@@ -108,7 +109,7 @@ def test_torn_journal_line_is_ignored_and_a_damaged_one_is_reported(
 def test_training_interrupted_while_writing_leaves_each_row_once(
     out: Path, emitted: int, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The writer closes normally, and the journal has every epoch."""
+    """The interrupted writer closes normally, and the journal has every epoch row."""
 
     def interrupt(*args: object) -> None:
         raise KeyboardInterrupt
@@ -131,7 +132,7 @@ def test_training_interrupted_while_writing_leaves_each_row_once(
 def test_iteration_file_is_named_after_fsync_and_then_its_journal_is_removed(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a power failure could leave an empty file."""
+    """Renaming an iteration file before fsync could leave an empty file after a power failure."""
     done: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
     with RunWriter(out) as writer:
@@ -161,7 +162,7 @@ def test_finished_training_leaves_complete_iterations_and_nothing_else(out: Path
 
 
 def test_resumed_run_continues_after_its_checkpoint_with_its_own_clock(out: Path) -> None:
-    """Two seconds until the checkpoint, a pause, then one second more."""
+    """Run time is two seconds until the checkpoint and one second after the resume, without the pause."""
     now = 100.0
     with RunWriter(out, clock=lambda: now) as writer:
         with writer.iteration(0):
@@ -221,7 +222,7 @@ def test_run_without_run_row_starts_over(out: Path) -> None:
 def test_journal_on_a_full_disk_is_dropped_until_the_next_shard(
     out: Path, killed: IterationJournal, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also if closing the file reports the error again."""
+    """In this test, closing the journal file fails with the same disk error as writing."""
     with monkeypatch.context() as patch:
         patch.setattr(iteration_journal, "write_all", full_disk)
         patch.setattr(os, "close", full_disk)
@@ -232,7 +233,7 @@ def test_journal_on_a_full_disk_is_dropped_until_the_next_shard(
     assert capfd.readouterr().err == ""
 
 
-def test_full_disk_keeps_the_journal_of_that_iteration_and_a_resumed_run_continues(
+def test_full_disk_keeps_the_journal_of_an_iteration_and_the_run_can_be_resumed(
     out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def take(number: int) -> None:
@@ -259,7 +260,7 @@ def test_full_disk_keeps_the_journal_of_that_iteration_and_a_resumed_run_continu
     assert (out / "telemetry" / "rows-00002-00004").is_dir(), "what is missing is no damage"
 
 
-def test_second_writer_is_refused_while_the_first_is_alive(out: Path) -> None:
+def test_second_writer_of_a_run_is_refused_while_the_first_writer_is_open(out: Path) -> None:
     begin: dict[str, Any] = {"resume_from": RowMark(0, 0.0)}
     with RunWriter(out) as writer:
         write_iteration(writer, 1)

@@ -1,4 +1,4 @@
-"""Writers killed by SIGKILL at chosen and random times: every flushed row is there exactly once."""
+"""Telemetry writers killed by SIGKILL: every flushed row can be read exactly once."""
 
 import random
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_run_killed_during_compaction_loses_no_row_and_compacts_the_rest_later(t
 
 @pytest.mark.parametrize("kind", ["write", "resume"])
 def test_run_killed_at_any_time_loses_no_flushed_row(tmp_path, kind):
-    """A resumable writer continues with the files of the one before."""
+    """A resumable writer continues with the files of the killed writer."""
     stream = random.Random(kind)
     for number in range(12):
         run = tmp_path / (str(number) if kind == "write" else "run")

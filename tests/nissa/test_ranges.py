@@ -26,7 +26,7 @@ def numbers_within(value: object) -> Iterator[float]:
 
 
 def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[str]]:
-    """Return the numbers outside the range of their unit, and the count of checked numbers by unit."""
+    """Return telemetry values outside the range of their unit, and the count of checked values by unit."""
     found, seen = [], Counter[str]()
     for row in rows:
         for column in COLUMNS[TABLE_OF[type(row)]]:
@@ -41,7 +41,7 @@ def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[
 
 @pytest.mark.parametrize("name", ["converged", "exploding", "flipped", "good", "shaped"])
 def test_recorded_training_respects_the_ranges_of_units(name: str) -> None:
-    """Deliberately broken trainings are included."""
+    """Recorded trainings include deliberately broken trainings."""
     found, seen = outside(record.read(name))
 
     assert found == []

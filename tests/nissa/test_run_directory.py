@@ -59,7 +59,8 @@ def test_exactly_one_of_two_simultaneous_runs_gets_the_directory(tmp_path):
 @pytest.mark.parametrize("place", ["file", "file/run", "file/runs/a", "loop/run"])
 def test_path_that_is_not_a_writable_directory_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("in the way")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")  # where not even root can create directories
+    # Not even root can create a directory below a symlink to itself.
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
 
     with pytest.raises(RunDirectoryError, match=r"cannot be written: [A-Z][\w ]+; choose"):
         RunWriter(tmp_path / place)
@@ -82,13 +83,14 @@ def test_full_disk_ends_telemetry_with_one_message_and_never_raises(tmp_path, ca
 
 
 def test_full_disk_ends_the_telemetry_of_a_run_and_not_the_run(tmp_path, monkeypatch, capsys):
-    """The first row of an epoch cannot be written; three episodes still finish and are saved."""
+    """If epoch rows cannot be written, three episodes still finish and their networks are saved."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     writes = itertools.count()
 
     def full_disk(file: int, content: bytearray) -> None:
-        if next(writes):  # the run row is written
+        # The first write, of the run row, succeeds.
+        if next(writes):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.write(file, content)
 

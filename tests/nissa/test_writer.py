@@ -19,13 +19,13 @@ def file_of(run: Path) -> Path:
     return run / "telemetry" / "rows-00000.jsonl"
 
 
-def test_rows_compare_by_value(tmp_path):
+def test_telemetry_rows_compare_by_value(tmp_path):
     for row in fake_run.one_row_of_each_table().values():
         with pytest.raises(AttributeError, match="immutable"):
             row.t = 1.0
 
 
-def test_file_has_json_lines_that_start_with_their_table(tmp_path):
+def test_telemetry_file_has_json_lines_that_start_with_the_table_name(tmp_path):
     with RunWriter(tmp_path) as writer:
         writer.emit(fake_run.epoch_row(1))
         writer.emit(fake_run.update_row(2))
@@ -59,7 +59,7 @@ def test_rows_have_the_time_since_the_start_and_reach_the_disk_at_flush(tmp_path
 
 
 def test_resource_row_is_written_about_every_ten_seconds_and_at_the_end(tmp_path):
-    # Flushes every 4 s: 12 is the first at or after 10, 24 the first at or after 22; the end is at 24.
+    # With a flush every 4 s, resource rows are written at 12 s and 24 s, at least 10 s apart, and at the end.
     now = 0.0
     writer = RunWriter(tmp_path, clock=lambda: now)
     for epoch in range(1, 7):
@@ -124,7 +124,7 @@ def test_row_without_a_table_is_refused(tmp_path):
         writer.emit(Stray())
 
 
-def test_closed_writer_refuses_rows_and_may_be_closed_again(tmp_path):
+def test_closed_telemetry_writer_refuses_rows_and_may_be_closed_again(tmp_path):
     writer = RunWriter(tmp_path)
     writer.close()
     writer.close()

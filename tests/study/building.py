@@ -14,7 +14,7 @@ TEXT = b"".join(b"%d %d\n" % (n, n * n) for n in range(3500))
 
 
 def few(splits: Splits) -> Splits:
-    """Return the splits with only 16 test windows."""
+    """Return data splits with only 16 test windows."""
     splits.test.unlock()
     test = splits.test.read()
     return replace(splits, test=GuardedTest(Samples(test.x[:16], test.y[:16])))
@@ -30,7 +30,7 @@ TASK = replace(
     horizon=10,
     warmup=4,
 ).with_slots(2)
-"""A step costs 150 MFLOP; a minibatch costs 16.3, 29.4 and 42.5 MFLOP with one, two and three blocks."""
+"""Tiny scaling task; a minibatch costs 16.3, 29.4 or 42.5 MFLOP with one, two or three blocks."""
 
 
 def study(**changes: Any) -> StudyConfig:

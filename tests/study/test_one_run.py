@@ -1,4 +1,4 @@
-"""Runs of every kind of arm: results and equal compute."""
+"""Study runs of every kind of arm: results and equal compute."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +41,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[MarkResu
 
 
 def test_every_arm_spends_the_same_compute_within_one_per_cent_or_one_minibatch(answers):
-    """A sweep may differ by one minibatch of each size."""
+    """The compute of a sweep over network sizes may differ by one minibatch of each size."""
     for what, found in answers.items():
         assert [answer.mark for answer in found] == [0.5, 1.0]
         for answer in found:
@@ -50,7 +50,8 @@ def test_every_arm_spends_the_same_compute_within_one_per_cent_or_one_minibatch(
 
 
 def test_the_recorded_minibatch_cost_is_that_of_the_final_network(answers):
-    # 16.3 MFLOP for one block and 13.1 for each further block; a sweep has one minibatch of each size.
+    # A minibatch costs 16.3 MFLOP with one block and 13.1 MFLOP more for each further block; the cost of a
+    # sweep is the sum over its network sizes.
     costs = {what: found[-1].minibatch / 1e6 for what, found in answers.items()}
     assert costs["static:1"] == pytest.approx(16.3, abs=0.1)
     assert costs["static:3"] == pytest.approx(42.5, abs=0.1)
@@ -71,8 +72,8 @@ def test_a_grown_network_trained_from_scratch_has_its_seeds_from_the_start(answe
     assert whole.test_loss != grown.test_loss
 
 
-def test_a_run_with_a_single_mark_equals_an_ordinary_episode(answers):
-    """The plan germinates nothing in the last fifth, where growth stops before a mark."""
+def test_a_study_run_with_a_single_budget_mark_equals_an_ordinary_episode(answers):
+    """The growth plan germinates no seed in the last fifth of the budget, where a study forbids growth."""
     line = do_run(study(marks=[1.0]), StudyRun(NAME, GROWN, (1.0,), 2_000_000))
     vector = SerialVector(TASK, rng_seed=2_000_000)
     vector.reset(0)
@@ -109,7 +110,7 @@ def test_best_of_chooses_by_validation_loss_and_sums_the_costs(answers):
     assert (found.flops, found.due, found.minibatch, found.cut_short) == ({"forward": 7}, 70, 7, True)
 
 
-def test_a_repeated_run_gives_the_same_result_and_another_rate_another(answers):
+def test_a_repeated_study_run_gives_the_same_result_and_another_learning_rate_does_not(answers):
     assert run("static:1") == answers["static:1"]
     assert run("static:1", factors=(0.5,))[-1].test_loss != answers["static:1"][-1].test_loss
 
@@ -131,8 +132,8 @@ def test_a_run_whose_host_diverges_has_no_results(monkeypatch):
     assert do_run(study(), asked) == RunResult(asked, None)
 
 
-def test_an_arm_that_spends_another_amount_is_refused(answers):
-    """Half of the budget is 750 MFLOP; a difference of one minibatch of 16.3 MFLOP is allowed, of two not."""
+def test_an_arm_that_spends_less_compute_than_the_budget_is_refused(answers):
+    """An arm may spend one minibatch (16.3 MFLOP) less than the 750 MFLOP due, but not two minibatches."""
     first = answers["static:1"][0]
 
     def spending(charged: int, *, cut_short: bool = False) -> MarkResult:

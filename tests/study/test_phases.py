@@ -1,4 +1,4 @@
-"""Phases of a study: requested runs and choices, with made-up losses."""
+"""Phases of a study with made-up losses: requested runs, chosen learning rates and sizes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,11 +16,11 @@ FLOPS = {
     "pruned_seeds": 0,
 }
 Losses = Callable[[StudyRun], Sequence[float] | None]
-"""Validation losses at the marks 0.5 and 1; None if the host diverged."""
+"""Validation losses at half and at the full compute budget; None if the host diverged."""
 
 
 class Made:
-    """Returns made-up results: the test loss is the validation loss plus 100."""
+    """Stub that returns made-up results of study runs; the test loss is the validation loss plus 100."""
 
     def __init__(
         self,
@@ -49,14 +49,15 @@ def phases(made: Made, **settings: Any) -> TaskResults:
 
 
 def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds():
-    # Size 1 is best at half the rate, the others at twice; size 1 is best at the first mark, 3 at the last.
+    # Network size 1 has the lowest loss at half the learning rate, sizes 2 and 3 at twice the learning rate.
     best = {"static:1": 0.5, "static:2": 2.0, "static:3": 2.0}
     at_best = {"static:1": (3.0, 3.0), "static:2": (4.0, 2.5), "static:3": (5.0, 2.0)}
 
     def losses(run: StudyRun) -> Sequence[float]:
         worse = 0.0 if run.factors == (best[run.what],) else 10.0
         if run.rng_seed >= 2_000_000:
-            worse = -run.rng_seed  # reported rng seeds must not affect the selection
+            # Losses of reported rng seeds must not affect the selection of learning rates and sizes.
+            worse = -run.rng_seed
         return [loss + worse for loss in at_best[run.what]]
 
     made = Made(losses)
@@ -70,7 +71,7 @@ def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds():
     ]
 
 
-def test_a_rate_at_which_a_host_diverges_or_rolls_back_is_not_chosen():
+def test_a_learning_rate_at_which_a_host_diverges_or_rolls_back_is_not_chosen():
     made = Made(lambda run: None if run.factors == (2.0,) else (1.0, 1.0))
     breaking = Made(lambda run: (1.0 / run.factors[0],) * 2, cut_short=lambda run: run.factors == (2.0,))
     for losses in (made, breaking):
@@ -86,7 +87,7 @@ def test_results_of_a_diverged_run_are_none():
     assert second == [None, None]
 
 
-def test_off_runs_as_the_smallest_size_and_a_sweep_has_one_rate_per_size():
+def test_arm_off_runs_the_smallest_size_and_a_sweep_has_a_learning_rate_per_size():
     made = Made(lambda run: (1.0, run.factors[0] * (1 if run.what == "static:2" else -1)))
     found = phases(made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
     assert [(run.what, run.factors) for run in made.asked[-2:]] == [
@@ -97,7 +98,7 @@ def test_off_runs_as_the_smallest_size_and_a_sweep_has_one_rate_per_size():
 
 
 def test_grown_networks_are_trained_from_scratch_for_every_mark():
-    """At the first mark one block was copied, which gives two blocks; the last also has a LoRA seed."""
+    """The grown network has two blocks at the first budget mark, and also a LoRA seed at the last mark."""
     stack, both = "stack/linear_add@r0c0:0", "stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
     values = {"static:2": (4.0, 4.5), f"whole:{both}": (5.0, 5.5)}
     made = Made(lambda run: values.get(run.what, (1.0, 1.0)), lambda run: (stack, both))
@@ -117,7 +118,7 @@ def test_an_arm_of_several_trainings_has_one_list_of_results_per_training():
 
 
 def test_the_schedule_is_the_best_plan_found_within_the_allowed_episodes():
-    """The made-up loss is the step of the first seed, minus 100 with two seeds, so the search prefers two."""
+    """The made-up loss is lowest for plans with two seeds and an early first seed."""
 
     def losses(run: StudyRun) -> Sequence[float]:
         entries = run.what.removeprefix("periodic:").split(",")

@@ -13,7 +13,7 @@ from tests.integration.training import forked
 
 @pytest.fixture(autouse=True)
 def quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start methods like spawn, but with torch already imported."""
+    """Multiprocessing start method like spawn, but with torch already imported."""
     context = multiprocessing.get_context("forkserver")
     monkeypatch.setattr(multiprocessing, "get_context", lambda how: context)
 

@@ -16,9 +16,9 @@ from tests.integration.training import forked, sentence_of
 
 SMOKE = Path(__file__).parents[2] / "examples" / "smoke_study.toml"
 RUNS = 10
-"""Runs of the study: two sizes for selection; two sizes, a sweep and a grown arm with two rng seeds."""
+"""Number of runs in the smoke study: two for selection, and four arms with two rng seeds each."""
 SECONDS = 600
-"""Timeout in seconds; the whole study takes ten."""
+"""Timeout in seconds; the whole study takes ten seconds."""
 
 
 def run_here(file: Path, out: Path, said: Path) -> None:
@@ -57,7 +57,8 @@ def test_a_study_resumed_after_interrupt_and_kill_gives_the_same_table(undisturb
     code, said = stopped(out, 6, signal.SIGKILL)
     assert code == -signal.SIGKILL
     done = journal.read_bytes()
-    journal.write_bytes(done + b'{"run":{"task":"pycode_sca')  # an incomplete line
+    # The killed process left an incomplete line in the journal.
+    journal.write_bytes(done + b'{"run":{"task":"pycode_sca')
     cli.main(["study", str(SMOKE), "--out", str(out), "--processes", "1"])
     lines = journal.read_bytes()
     assert lines.startswith(done)
@@ -77,13 +78,13 @@ def test_a_finished_study_is_printed_without_new_runs(undisturbed, capsys):
 
 def test_the_parquet_file_has_a_row_per_arm_rng_seed_and_mark(undisturbed):
     rows = polars.read_parquet(undisturbed / "answers.parquet")
-    # Five arms (static has two sizes) with two rng seeds at two marks.
+    # The Parquet file has a row for each of five arms, two rng seeds and two budget marks.
     assert rows.height == 5 * 2 * 2
     assert rows["arm"].unique(maintain_order=True).to_list() == [
         "static:1", "static:2", "sweep", "grown", "grown, from scratch",
     ]  # fmt: skip
     due = {0.5: 2.5e9, 1.0: 5e9}
-    # 235 MFLOP is a minibatch of two blocks, 365 MFLOP the sum over both sizes.
+    # A minibatch costs 235 MFLOP with two blocks; the sum over both network sizes is 365 MFLOP.
     assert all(abs(charged - due[mark]) < 0.37e9 for mark, charged in rows.select("mark", "charged").rows())
 
 
