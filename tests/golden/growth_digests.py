@@ -23,7 +23,7 @@ INCUBATING = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epoc
 
 
 def task_of(host: str, way: str) -> TaskSpec:
-    """A short task on the embedded data: ``host`` is cnn, residual or gpt."""
+    """Return a short task on the embedded data, for a host of kind cnn, residual or gpt."""
     base = replace(task_named("pycode" if host == "gpt" else "digits"), horizon=5, batches_per_epoch=8)
     if host == "residual":
         instances = InstanceDistribution(widths=((8, 8, 8),), learning_rates=(0.02,), trunks=(1,))
@@ -37,7 +37,7 @@ def task_of(host: str, way: str) -> TaskSpec:
 
 
 def actions_of(env: MorphEnv, host: str, way: str) -> list[np.ndarray]:
-    """Two germinations, then a wait."""
+    """Return the actions of three steps: two germinations, then WAIT."""
     light = "mlp_small" if host == "gpt" else "conv_light"
     blueprint = "stack" if way == "stack" else light
     style = "gated_gate" if way == "gated" else "linear_add"
@@ -51,14 +51,14 @@ def actions_of(env: MorphEnv, host: str, way: str) -> list[np.ndarray]:
 
 
 def tensors_of(env: MorphEnv) -> Iterator[Tensor]:
-    """Every weight of the host and of its seeds."""
+    """Yield every weight tensor of the host and of its seeds."""
     yield from env.model.host_parameters()
     for slot in range(env.table.num_slots):
         yield from env.model.seed_parameters(slot)
 
 
 def grown(host: str, way: str) -> MorphEnv:
-    """An environment after three epochs."""
+    """Return an environment whose network was trained and grown for three epochs."""
     env = MorphEnv(task_of(host, way), rng_seed=7)
     env.reset()
     for action in actions_of(env, host, way):
@@ -67,7 +67,7 @@ def grown(host: str, way: str) -> MorphEnv:
 
 
 def digest(env: MorphEnv) -> dict[str, object]:
-    """The digest of all weights in any order, their sum of squares, the FLOPs and the validation loss."""
+    """Return an order-independent digest of all weights, their sum of squares, FLOPs and validation loss."""
     weights = [tensor.detach().contiguous() for tensor in tensors_of(env)]
     parts = sorted(hashlib.sha256(w.numpy().tobytes()).hexdigest() for w in weights)
     return {
@@ -80,13 +80,13 @@ def digest(env: MorphEnv) -> dict[str, object]:
 
 
 def cases() -> list[tuple[str, str]]:
-    """All pairs of host and way; a CNN host has no block that could be copied."""
+    """Return all pairs of host and way to grow; a CNN host has no block that could be copied."""
     ways = ("conv_light", "gated", "stack", "incubating", "wsd", "budget")
     return [(h, w) for h in ("cnn", "residual", "gpt") for w in ways if (h, w) != ("cnn", "stack")]
 
 
 def machine() -> str:
-    """Versions and processor features that can change the last bit of a weight."""
+    """Return versions and processor features that can change the last bit of a trained weight."""
     return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
 
 

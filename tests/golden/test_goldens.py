@@ -14,7 +14,7 @@ Case = dict[str, Any]
 
 
 def cases(kind: str, *libraries: str) -> list[Any]:
-    """Return all golden cases of a kind, with the library that computed them as id."""
+    """Return all golden cases of a kind; the id of a case is the library that computed its values."""
     found = [(f"{name}-{i}", case) for name in libraries for i, case in enumerate(load(name)[kind])]
     return [pytest.param(case, id=name) for name, case in found]
 
@@ -55,11 +55,12 @@ def test_masked_probabilities_and_entropies_equal_the_reference_library(case: Ca
     legal = mask.sum(dim=-1)
     assert {1, len(case["mask"][0])} < set(legal.tolist()), "cases with one, some and all choices"
     largest = torch.tensor([math.log(count) for count in legal.tolist()])
-    close(ours.entropy() * largest, case["entropies"])  # ours is normalised by ln(legal)
+    # esper divides the entropy by ln(number of legal values)
+    close(ours.entropy() * largest, case["entropies"])
 
 
 def log_probs_of(logits: list[Any], actions: list[int], requires_grad: bool = False) -> tuple[Tensor, Tensor]:
-    """Return logits, and log-probabilities ``[1, row, 8]`` of decisions of a single head."""
+    """Return logits, and log-probabilities ``[1, row, 8]`` that are 0 in all heads but one."""
     leaf = torch.tensor(logits, requires_grad=requires_grad)
     chosen = MaskedCategorical(leaf, torch.ones(leaf.shape, dtype=torch.bool)).log_prob(torch.tensor(actions))
     return leaf, torch.nn.functional.pad(chosen.unsqueeze(-1), (0, 7)).unsqueeze(0)
@@ -93,7 +94,7 @@ def test_clipped_value_loss_and_gradient_equal_the_reference_library(case: Case)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.filterwarnings("default")  # warnings of the library are not errors of this test
+@pytest.mark.filterwarnings("default")  # Warnings of the reference library do not fail the test.
 def test_stored_goldens_equal_the_installed_reference_library(library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed: see tools/make_goldens.py")
     assert find_differences(generate(library), load(library)) == []

@@ -1,4 +1,4 @@
-"""Growing networks end with the weights that were recorded at c0fdec3, before the engines were merged."""
+"""Grown networks end with the weights recorded at commit c0fdec3, before the engines were merged."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("growth_digests.j
 
 
 @pytest.mark.parametrize(("host", "way"), growth_digests.cases())
-def test_weights_after_three_epochs_equal_the_recorded_ones(host: str, way: str) -> None:
+def test_weights_after_three_epochs_of_growth_equal_recorded_weights(host: str, way: str) -> None:
     found, wanted = (
         growth_digests.digest(growth_digests.grown(host, way)),
         RECORDED["digests"][f"{host}/{way}"],
@@ -20,5 +20,5 @@ def test_weights_after_three_epochs_equal_the_recorded_ones(host: str, way: str)
     assert (found["tensors"], found["flops"]) == (wanted["tensors"], wanted["flops"])
     assert found["squares"] == pytest.approx(wanted["squares"], rel=1e-3)
     assert found["val_loss"] == pytest.approx(wanted["val_loss"], rel=1e-2)
-    if growth_digests.machine() == RECORDED["machine"]:  # elsewhere the last bits differ
+    if growth_digests.machine() == RECORDED["machine"]:  # On other machines the last bits of weights differ.
         assert found["sha256"] == wanted["sha256"]

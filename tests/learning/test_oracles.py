@@ -1,4 +1,4 @@
-"""A policy learns every oracle with the default hyper-parameters."""
+"""A policy learns every oracle environment with the default hyper-parameters."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ RNG_SEEDS = range(3)
 
 SLOW = pytest.mark.slow
 REQUIRED = [
-    # oracle, largest number of iterations, required share (0 is chance, 1 the optimum)
+    # Oracle, largest number of iterations, required return (0: uniform actions, 1: optimal policy).
     (Bandit, 40, 0.95),
     (Timing, 60, 0.95),
     (Rent, 60, 0.95),
@@ -26,7 +26,7 @@ REQUIRED = [
 
 @pytest.mark.parametrize("rng_seed", RNG_SEEDS)
 @pytest.mark.parametrize(("oracle", "iterations", "share"), REQUIRED)
-def test_policy_reaches_the_required_share_of_the_optimum(
+def test_trained_policy_reaches_the_required_share_of_the_optimal_return(
     oracle: OracleClass, iterations: int, share: float, rng_seed: int
 ) -> None:
     trial = train_on(oracle, rng_seed, iterations)
@@ -40,7 +40,7 @@ def test_memory_oracle_is_not_solved_without_recurrence() -> None:
 
 
 @pytest.mark.parametrize("rng_seed", RNG_SEEDS)
-def test_combination_oracle_is_not_solved_with_independent_heads(rng_seed: int) -> None:
-    # Without the op one slot of three fits one op of three, and one blueprint of three the slot: 1/3.
+def test_combination_oracle_is_not_solved_by_heads_that_ignore_op_and_slot(rng_seed: int) -> None:
+    # A head that does not get the op as input guesses one slot or blueprint of three: expected return 1/3.
     trial = train_on(Combination, rng_seed, 40, shape=replace(SMALL, conditioned=False))
     assert trial.share < 0.2, trial

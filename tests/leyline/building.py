@@ -29,7 +29,7 @@ TRANSFORMER = tuple(sorted(int(b) for b in TRANSFORMER_BLUEPRINTS))
 
 
 def space_of(num_slots: int = 3, blueprints: tuple[int, ...] = CNN, **rules: Any) -> ActionSpace:
-    """Return an action space with short delays; ``rules`` override them."""
+    """Return an action space whose lifecycle has short delays; ``rules`` override the delays."""
     small = {"min_training_epochs": 2, "min_prune_age": 3, "embargo_epochs": 2}
     return ActionSpace(
         SlotConfig.of_count(num_slots), LifecycleRules(**{**small, **rules}), blueprints, BLUEPRINT_IDS
@@ -37,7 +37,7 @@ def space_of(num_slots: int = 3, blueprints: tuple[int, ...] = CNN, **rules: Any
 
 
 def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs: int = 20) -> EnvFacts:
-    """Return facts of one environment; all other fields are constant."""
+    """Return facts of one environment; fields that are not arguments are constant."""
     return EnvFacts(
         epoch=epoch,
         max_epochs=max_epochs,
@@ -60,19 +60,19 @@ def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs
 def facts_of(
     epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs: int = 20, num_envs: int = 1
 ) -> EpochFacts:
-    """Return equal facts for ``num_envs`` environments."""
+    """Return facts of ``num_envs`` environments, the same for each."""
     return EpochFacts.stack([env_facts(epoch, loss, score, max_epochs)] * num_envs)
 
 
 def put(table: SlotTable, slot: int, stage: Stage, env: int = 0, **columns: Any) -> None:
-    """Set stage and the named columns of one slot."""
+    """Set the stage and the given columns of one slot in a slot table."""
     table.stage[env, slot] = stage
     for name, value in columns.items():
         getattr(table, name)[env, slot] = value
 
 
 def random_table(rng: np.random.Generator, num_envs: int, num_slots: int) -> SlotTable:
-    """Return a table with random stages, ages, ramps and measurements; disabled slots are empty."""
+    """Return a slot table with random stages, ages, ramps and measurements; disabled slots are empty."""
     shape = (num_envs, num_slots)
     table = SlotTable.empty(num_envs, num_slots)
     table.enabled[...] = rng.random(shape) < 0.8
@@ -93,7 +93,7 @@ def random_table(rng: np.random.Generator, num_envs: int, num_slots: int) -> Slo
 
 
 def assert_legal(actions: IntArray, table: SlotTable, space: ActionSpace) -> None:
-    """Assert that every action is legal and its blueprint selectable."""
+    """Assert that every action is legal and that its blueprint is selectable."""
     check_actions(actions, table.num_envs, table.num_slots)
     legal = legal_slots_by_op(table, space.rules)
     envs = np.arange(table.num_envs)

@@ -36,7 +36,7 @@ WAIT, GERMINATE, SET_ALPHA, PRUNE, FOSSILIZE, ADVANCE = range(6)
 SIZES = (6, 3, 13, 4, 3, 3, 4, 5)
 
 
-def test_action_tables_have_the_specified_values() -> None:
+def test_lookup_tables_of_actions_have_the_specified_values() -> None:
     assert (
         *("op", "slot", "blueprint", "style", "tempo"),
         *("alpha_target", "alpha_speed", "alpha_curve"),
@@ -58,7 +58,7 @@ def test_blueprint_sets_of_cnn_and_transformer_hosts_are_as_specified() -> None:
 
 
 def test_factored_action_agrees_with_the_lookup_tables_for_every_index_tuple() -> None:
-    """Uses a model with one slot, to keep the number of tuples small."""
+    """Uses a model with one slot, to keep the number of index tuples small."""
     assert head_sizes(3) == SIZES
     assert FactoredAction.from_indices([1, 2, 1, 0, 0, 0, 0, 0]).slot == 2
     questions = [f"is_{name.lower()}" for name in OP_NAMES]
@@ -79,7 +79,7 @@ def test_from_indices_raises_for_an_index_out_of_range(head: int) -> None:
 
 
 CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
-"""WAIT, first slot, NOOP, LINEAR_ADD, STANDARD, FULL, INSTANT, LINEAR."""
+"""Canonical value of every head: WAIT, slot 0, NOOP, LINEAR_ADD, STANDARD, FULL, INSTANT, LINEAR."""
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,11 @@ CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
         (WAIT, 1, 0.5, [WAIT, 0, 0, 0, 1, 2, 0, 0], "op"),
         (GERMINATE, 1, 0.0, [GERMINATE, 2, 7, 3, 0, 1, 0, 0], "op slot blueprint style tempo alpha_target"),
         (SET_ALPHA, 1, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 1, 4], "op slot alpha_target alpha_speed alpha_curve"),
-        (SET_ALPHA, 0, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 0, 0], "op slot alpha_target alpha_speed"),  # INSTANT
+        # At speed INSTANT the curve is not read.
+        (SET_ALPHA, 0, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 0, 0], "op slot alpha_target alpha_speed"),
         (PRUNE, 1, 0.5, [PRUNE, 2, 0, 0, 1, 2, 1, 4], "op slot alpha_speed alpha_curve"),
         (PRUNE, 0, 0.5, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot alpha_speed"),
-        (PRUNE, 3, 0.0, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot"),  # nothing to ramp down from
+        (PRUNE, 3, 0.0, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot"),  # At alpha 0 a prune has no ramp.
         (FOSSILIZE, 1, 1.0, [FOSSILIZE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
         (ADVANCE, 1, 1.0, [ADVANCE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
     ],

@@ -27,12 +27,12 @@ def test_import_is_fast_and_loads_no_torch(package: str) -> None:
 
 
 def test_seeds_of_named_streams_do_not_change_between_versions() -> None:
-    # First 8 bytes of sha256 of the parts joined by slashes, little-endian, halved.
+    # A seed is the first 8 bytes of SHA-256 of "rng_seed/name/name", read little-endian and halved.
     assert derive_seed(0) == 2033344993903900207
     assert derive_seed(7, "env", 3, "episode", 0, "decider") == 8395582433212906931
 
 
-def test_seeds_differ_for_every_part_of_the_name() -> None:
+def test_seeds_of_random_streams_differ_if_any_part_of_the_stream_name_differs() -> None:
     names = [(0, "a", 1), (1, "a", 1), (0, "b", 1), (0, "a", 2), (0, "a"), (0, 1, "a")]
     seeds = {derive_seed(rng_seed, *rest) for rng_seed, *rest in names}
     assert len(seeds) == len(names)

@@ -18,7 +18,7 @@ def slots(table: SlotTable, op: int, rules: LifecycleRules = RULES) -> list[int]
 
 
 def table_of_all_stages(**columns: Any) -> SlotTable:
-    """Ten slots, slot i in stage i."""
+    """Return a table of ten slots in which slot i is in stage i."""
     table = SlotTable.empty(1, 10)
     for stage in Stage:
         put(table, int(stage), stage, **columns)
@@ -37,7 +37,9 @@ def table_of_all_stages(**columns: Any) -> SlotTable:
         (LifecycleOp.ADVANCE, MANUAL, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING]),
     ],
 )
-def test_each_op_is_legal_in_its_stages_only(op: int, rules: LifecycleRules, expected: list[int]) -> None:
+def test_each_op_is_legal_only_on_slots_in_its_stages(
+    op: int, rules: LifecycleRules, expected: list[int]
+) -> None:
     assert slots(table_of_all_stages(**SEEDED), op, rules) == expected
 
 
@@ -48,7 +50,7 @@ def test_germinate_needs_an_enabled_dormant_slot_and_fewer_than_max_seeds(
     table = SlotTable.empty(1, 6)
     put(table, 0, Stage.FOSSILIZED)
     put(table, 1, Stage.TRAINING)
-    put(table, 4, Stage.EMBARGOED)  # does not count as a seed
+    put(table, 4, Stage.EMBARGOED)  # A slot in EMBARGOED does not count towards max_seeds.
     table.enabled[0, 5] = False
     assert slots(table, LifecycleOp.GERMINATE, LifecycleRules(max_seeds=max_seeds)) == expected
 

@@ -5,7 +5,7 @@ from esper.leyline.reports import freshness, report_slot, report_slots
 from tests.leyline.building import put, space_of
 
 
-def test_report_of_an_empty_slot_has_stage_and_epochs_only() -> None:
+def test_report_of_an_empty_slot_has_only_its_stage_and_epochs_in_stage() -> None:
     table = SlotTable.empty(1, 2)
     put(table, 1, Stage.EMBARGOED, epochs_in_stage=2)
     assert report_slot(table, 0, 1, space_of(2)) == SeedStateReport(
@@ -13,7 +13,7 @@ def test_report_of_an_empty_slot_has_stage_and_epochs_only() -> None:
     )
 
 
-def test_report_of_a_seed_has_the_expected_values() -> None:
+def test_report_of_a_seed_has_the_values_of_its_slot_table_row() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.FOSSILIZED, alpha=1.0, blueprint=3)
     put(table, 2, Stage.HOLDING, alpha=0.5, blueprint=3)
@@ -50,7 +50,7 @@ def test_report_of_a_seed_has_the_expected_values() -> None:
         alpha=0.4,
         alpha_target=1.0,
         alpha_mode="UP",
-        alpha_velocity=pytest.approx(0.2),  # 0.6 still to go in 3 epochs
+        alpha_velocity=pytest.approx(0.2),  # Alpha has to rise by 0.6 in 3 epochs.
         epochs_to_target=3,
         is_leaving=False,
         seed_param_count=99,
@@ -61,7 +61,7 @@ def test_report_of_a_seed_has_the_expected_values() -> None:
         interaction_sum=-0.5,
         strongest_boost=0.25,
         epochs_since_measured=2,
-        freshness=pytest.approx(0.990025),  # 0.995²
+        freshness=pytest.approx(0.990025),  # Freshness decays by 0.995 per epoch, over two epochs.
         seed_gradient_norm=0.2,
         seed_gradient_norm_ratio=0.1,
         gradient_health=0.9,
@@ -73,7 +73,7 @@ def test_report_of_a_seed_has_the_expected_values() -> None:
     )
 
 
-def test_report_of_an_unmeasured_seed_has_none_and_freshness_0() -> None:
+def test_report_of_an_unmeasured_seed_has_contribution_none_and_freshness_0() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=len(BLUEPRINT_IDS) - 1)
     report = report_slot(table, 0, 0, space_of(1))

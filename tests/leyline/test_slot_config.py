@@ -6,7 +6,7 @@ from esper.leyline import EsperError, SlotConfig, UnknownNameError
 from esper.leyline.errors import SlotError
 
 
-def test_slot_config_keeps_the_given_order() -> None:
+def test_slot_config_keeps_slot_ids_in_the_given_order() -> None:
     assert SlotConfig.of_count(8).slot_ids[-1] == "r0c7"
     config = SlotConfig(("r1c0", "r0c12"))
     assert (config.index_of("r1c0"), config.index_of("r0c12")) == (0, 1)
@@ -37,7 +37,7 @@ def test_unknown_slot_error_lists_the_slots_of_the_model(lookup) -> None:  # typ
         lookup(SlotConfig.default())
 
 
-def test_select_without_slots_raises_slot_error() -> None:
+def test_select_with_an_empty_list_of_slots_raises_slot_error() -> None:
     with pytest.raises(SlotError, match=r"^no slot was enabled; this model's slots are r0c0, r0c1, r0c2$"):
         SlotConfig.default().select([])
 

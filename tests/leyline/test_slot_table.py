@@ -17,7 +17,7 @@ def test_empty_table_is_dormant_enabled_and_unmeasured() -> None:
     assert {str(array.dtype) for array in table.arrays().values()} == {"bool", "int64", "float64"}
 
 
-def test_row_shares_memory_with_the_table() -> None:
+def test_row_of_one_environment_shares_memory_with_the_slot_table() -> None:
     table = SlotTable.empty(3, 2)
     row = table.row(1)
     row.stage[0, 1] = Stage.HOLDING
@@ -27,7 +27,7 @@ def test_row_shares_memory_with_the_table() -> None:
     assert all(np.shares_memory(row.arrays()[name], array) for name, array in table.arrays().items())
 
 
-def test_copy_shares_no_memory_and_assign_writes_in_place() -> None:
+def test_copy_of_a_slot_table_shares_no_memory_and_assign_writes_in_place() -> None:
     table = random_table(np.random.default_rng(0), 2, 3)
     before, row = table.copy(), table.row(1)
     table.stage[...] = Stage.FOSSILIZED
@@ -39,7 +39,7 @@ def test_copy_shares_no_memory_and_assign_writes_in_place() -> None:
     assert np.shares_memory(row.stage, table.stage), "earlier views stay valid"
 
 
-def test_clear_resets_one_slot_except_enabled() -> None:
+def test_clear_resets_all_columns_of_one_slot_except_enabled() -> None:
     table = random_table(np.random.default_rng(1), 2, 3)
     before = table.copy()
     table.enabled[1, 2] = False
@@ -67,10 +67,11 @@ def test_contribution_velocity_is_a_moving_average_of_changes() -> None:
     table.record_contribution(0, 1, 2.0, 0.5)
     assert np.isnan(table.contribution_velocity[0, 1]), "one measurement has no change"
     table.record_contribution(0, 1, 5.0, 0.4)
-    assert table.contribution_velocity[0, 1] == 3.0  # the first change has nothing to average with
+    assert table.contribution_velocity[0, 1] == 3.0  # The first velocity equals the first change.
     table.epochs_since_measured[0, 1] = 4
     table.record_contribution(0, 1, 4.0, 0.3)
-    assert table.contribution_velocity[0, 1] == pytest.approx(1.8)  # 0.7·3 + 0.3·(4 − 5)
+    # EMA of velocity 3 and change 4 − 5 with weights 0.7 and 0.3.
+    assert table.contribution_velocity[0, 1] == pytest.approx(1.8)
     assert (table.contribution[0, 1], table.contribution_error[0, 1]) == (4.0, 0.3)
     assert table.epochs_since_measured.tolist() == [[-1, 0]]
     assert table.measured.tolist() == [[False, True]]

@@ -18,13 +18,13 @@ MOVES = {
 }
 
 
-def test_stage_order_is_the_one_hot_order() -> None:
+def test_stage_values_are_indices_of_the_one_hot_block() -> None:
     assert tuple(MOVES) == STAGE_NAMES
     assert NUM_STAGES == 10
 
 
 @pytest.mark.parametrize("origin", Stage)
-def test_legal_moves_are_those_of_the_table(origin: Stage) -> None:
+def test_stage_moves_are_legal_only_if_listed_in_legal_moves(origin: Stage) -> None:
     assert {target.name for target in Stage if is_legal_move(origin, target)} == MOVES[origin.name]
 
 
@@ -36,7 +36,7 @@ def test_legal_moves_are_those_of_the_table(origin: Stage) -> None:
         (IS_OCCUPIED, {2, 3, 4, 5, 6}),  # live or FOSSILIZED
     ],
 )
-def test_derived_stage_sets_have_the_specified_stages(lookup: np.ndarray, stages: set[int]) -> None:
+def test_derived_sets_of_stages_have_the_specified_stages(lookup: np.ndarray, stages: set[int]) -> None:
     assert set(np.flatnonzero(lookup).tolist()) == stages
     assert lookup.shape == (10,)
     with pytest.raises(ValueError, match="read-only"):

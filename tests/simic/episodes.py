@@ -26,13 +26,13 @@ AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=
 
 
 class Episode(NamedTuple):
-    """Whole episodes of two environments, every array ``[step, env]``."""
+    """Record of whole episodes of two environments, every array ``[step, env]``."""
 
     rewards: NDArray[np.float64]
     terms: dict[str, NDArray[np.float64]]
     log: RewardLog
     facts: list[EpochFacts]
-    """Facts by epoch, from the untrained host on."""
+    """Facts by epoch; entry 0 is of the untrained host."""
     tables: list[SlotTable]
     reports: list[EpisodeReport]
     guess_losses: list[float]
@@ -49,8 +49,9 @@ def growth(task: TaskSpec, family: FamilyName) -> GrowthEnv:
 
 
 def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int = 0) -> Episode:
-    """Run one episode: ``script`` in the first environment, WAIT in the second; random actions without a
-    script.
+    """Run one episode with ``script`` in the first environment and WAIT in the second.
+
+    Without a script, actions are random in every environment.
 
     Random actions never prune in the first environment, so that some seeds can be fossilized.
     """
@@ -83,7 +84,7 @@ def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int
 
 
 def guess_loss(answers: NDArray[np.int64]) -> float:
-    """Return −Σ p·ln p over the class frequencies p."""
+    """Return the entropy −Σ p·ln p of the class frequencies p, the loss of guessing by frequency."""
     _, counts = np.unique(answers, return_counts=True)
     return -sum(count / answers.size * math.log(count / answers.size) for count in counts)
 
@@ -105,7 +106,7 @@ def busy(family: FamilyName) -> Episode:
 
 @cache
 def idle(family: FamilyName) -> Episode:
-    """Return an episode without growth."""
+    """Return an episode with WAIT at every step."""
     return played(family, [])
 
 
@@ -122,7 +123,7 @@ BUSY = [
 
 @cache
 def twin_scores_again(horizon: int, env: int) -> tuple[float, ...]:
-    """Return the scores of a twin, computed without the cache."""
+    """Return the scores of the do-nothing twin by epoch, computed without the cache."""
     return run_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
 
 

@@ -1,4 +1,4 @@
-"""Optimal action scripts of every oracle, which use its hidden state."""
+"""Optimal action scripts of all oracle environments; a script reads the hidden state of its environment."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,11 @@ from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memor
 from esper.simic.oracles.trial import OracleClass
 
 Script = Callable[[Any, int], IntArray]
-"""Maps environments and step number to actions ``[env, 8]``."""
+"""Script: function from oracle environments and step number to actions ``[env, 8]``."""
 
 
 def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
-    """Return actions with one op for all environments; heads that are not named are canonical."""
+    """Return actions with one op for all environments; heads without an argument are canonical."""
     rows = np.tile(CANONICAL_ACTION, (num_envs, 1))
     rows[:, Head.OP], rows[:, Head.SLOT] = op, slot
     for name, value in heads.items():
@@ -25,7 +25,7 @@ def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
 
 
 def plant(num_envs: int, slot: Any, blueprint: Any = BlueprintAction.NORM) -> IntArray:
-    """Return germinations with the shortest ramp to full alpha."""
+    """Return germinations in all environments, with the shortest ramp to full alpha."""
     return action(
         num_envs,
         LifecycleOp.GERMINATE,
@@ -71,7 +71,7 @@ def lifecycle(env: Lifecycle, step: int) -> IntArray:
 
 
 def scaffold(env: Scaffold, step: int) -> IntArray:
-    """Prune the scaffold after it was in the forward pass (from step 2) during the building's TRAINING."""
+    """Plant the scaffold in slot 0 at step 0 and a seed in slot 2 at step 2; prune the scaffold at step 4."""
     steps = {
         0: plant(env.num_envs, 0),
         2: plant(env.num_envs, 2),
@@ -93,7 +93,7 @@ SCRIPTS: dict[OracleClass, Script] = {
 
 
 def follow(env: ToyOracle | LifecycleOracle, script: Script) -> np.ndarray:
-    """Return the returns ``[env]`` of one episode; asserts that every action is legal."""
+    """Run one episode with a script, assert that every action is legal, and return the returns ``[env]``."""
     masks, returns = env.reset().masks, np.zeros(env.num_envs)
     for number in range(env.horizon):
         actions = script(env, number)

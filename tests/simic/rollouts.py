@@ -22,7 +22,7 @@ TINY = replace(SMALL, feature_dim=16, hidden_dim=16)
 def roll(
     oracle: OracleClass = Lifecycle, num_envs: int = 4, episodes: int = 1, **shape: Any
 ) -> tuple[FactoredRecurrentActorCritic, TamiyoRolloutBuffer]:
-    """Return a policy and a rollout; by default on ``Lifecycle``, where every head has a choice."""
+    """Return a policy and its rollout; by default on ``Lifecycle``, where every head has a choice."""
     policy, buffer = _rolled(oracle, num_envs, episodes, replace(TINY, **shape))
     return policy, TamiyoRolloutBuffer.join([buffer])
 
@@ -37,13 +37,13 @@ def _rolled(
 
 
 def agent_of(policy: FactoredRecurrentActorCritic, **settings: Any) -> PPOAgent:
-    """Return an agent with a copy of ``policy``."""
+    """Return a PPO agent that trains a copy of ``policy``."""
     backward = {name: settings.pop(name) for name in ("envs_per_backward",) if name in settings}
     return PPOAgent(deepcopy(policy), PPOConfig(**settings), **backward)
 
 
 def weights(agent: PPOAgent) -> Tensor:
-    """Return all parameters as one vector."""
+    """Return all parameters of the policy as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in agent.policy.parameters()])
 
 

@@ -21,20 +21,23 @@ def advantages(
 
 
 def test_gae_is_the_discounted_sum_of_td_errors() -> None:
-    # d = 1 + 1/2 − 1, 2 + 1/2 − 1, 3 + 2/2 − 1 = 0.5, 1.5, 3; each adds a quarter of the next advantage.
+    # TD errors with gamma 1/2: 1 + 1/2 − 1 = 0.5, 2 + 1/2 − 1 = 1.5, 3 + 2/2 − 1 = 3.
+    # An advantage is its TD error plus gamma · lambda = 1/4 of the next advantage.
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 2.0], NEVER, NEVER)
     assert found == pytest.approx([1.0625, 2.25, 3.0])
 
 
 def test_terminated_episode_does_not_bootstrap() -> None:
-    # d_1 = 2 − 1 = 1 without bootstrap, and A_1 = d_1; A_0 = 0.5 + 1/4.
+    # Terminated step 1: TD error and advantage are reward 2 − value 1 = 1, without bootstrap.
+    # Advantage of step 0: TD error 0.5 plus 1/4 of advantage 1.
     middle = [False, True, False]
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 9.0, 2.0], middle, middle)
     assert found == pytest.approx([0.75, 1.0, 3.0])
 
 
 def test_truncated_episode_bootstraps_from_its_last_state() -> None:
-    # d_1 = 2 + 4/2 − 1 = 3, and A_1 = d_1: the next row belongs to another episode. A_0 = 0.5 + 3/4.
+    # Truncated step 1: TD error and advantage are reward 2 + gamma 1/2 · next value 4 − value 1 = 3.
+    # Advantage of step 0: TD error 0.5 plus 1/4 of advantage 3.
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 4.0, 2.0], NEVER, [False, True, False])
     assert found == pytest.approx([1.25, 3.0, 3.0])
 
@@ -52,7 +55,7 @@ def random_rows(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_advantages_do_not_depend_on_the_next_episode(terminates: bool) -> None:
+def test_advantages_of_an_episode_do_not_depend_on_the_next_episode(terminates: bool) -> None:
     rewards, values, next_values = random_rows(torch.Generator().manual_seed(0))
     ended = torch.zeros(3, 8, dtype=torch.bool)
     ended[0, 3] = ended[1, 5] = True
@@ -69,7 +72,8 @@ def test_advantages_do_not_depend_on_the_next_episode(terminates: bool) -> None:
 
 
 def test_normalised_advantages_have_mean_0_and_std_1_over_free_rows() -> None:
-    # The free rows hold 1, 3, 5: mean 3, variance 8/3. Forced rows do not count and become 0.
+    # Advantages 1, 3, 5 of the free rows have mean 3 and variance 8/3.
+    # Advantages of forced rows do not enter mean and variance and are set to 0.
     advantages = torch.tensor([[1.0, 100.0, 3.0], [5.0, -100.0, 7.0]])
     free = torch.tensor([[True, False, True], [True, False, False]])
     step = (3.0 / 8.0) ** 0.5 * 2.0

@@ -11,16 +11,17 @@ from esper.simic.diagnostics import (
 )
 
 
-def test_explained_variance_has_the_expected_values() -> None:
-    # Residuals 1, 2, 3, 4 with variance 1.25; returns 2, 4, 6, 8 with variance 5.
+def test_explained_variance_is_1_minus_residual_variance_over_return_variance() -> None:
+    # Residuals 1, 2, 3, 4 have variance 1.25, returns 2, 4, 6, 8 have variance 5.
     values, returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[2.0, 4.0], [6.0, 8.0]])
     assert explained_variance(values, returns) == pytest.approx(0.75)
     assert explained_variance(returns, returns) == 1.0
-    assert explained_variance(-values, returns) == pytest.approx(-1.25)  # residuals 3, 6, 9, 12
+    # Residuals 3, 6, 9, 12 have variance 11.25.
+    assert explained_variance(-values, returns) == pytest.approx(-1.25)
 
 
 def test_variance_of_nearly_constant_returns_is_floored() -> None:
-    # Residual variance 0.05² = 0.0025 over the floor of 0.01.
+    # Residuals of ±0.05 have variance 0.0025, which is divided by the variance floor of 0.01.
     values, returns = torch.tensor([0.95, 1.05]), torch.tensor([1.0, 1.0])
     assert explained_variance(values, returns) == pytest.approx(0.75, abs=1e-4)
 
@@ -29,7 +30,7 @@ def test_correlation_ignores_scale_and_offset() -> None:
     a = torch.tensor([1.0, 2.0, 4.0])
     assert correlation(a, 3.0 * a + 5.0) == pytest.approx(1.0)
     assert correlation(a, -a) == pytest.approx(-1.0)
-    # deviations −1, 0, 1 and 1/3, −2/3, 1/3: covariance 0
+    # Deviations −1, 0, 1 and 1/3, −2/3, 1/3 from the means have covariance 0.
     assert correlation(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0])) == pytest.approx(0.0)
 
 
@@ -45,7 +46,7 @@ def test_first_non_finite_names_tensor_environment_and_step() -> None:
 
 
 def diagnose(head: int, change: float) -> RatioExplosionDiagnostic | None:
-    """Return the diagnostic after changes of ``head`` and, slightly, of head 7, at environment 1, step 2."""
+    """Return the diagnostic after adding ``change`` to one log-probability of ``head`` and 0.01 to head 7."""
     before = torch.full((2, 3, 8), -1.0)
     after = before.clone()
     after[1, 2, head] += change
@@ -60,10 +61,11 @@ def test_ratios_between_0_1_and_5_are_not_reported() -> None:
 
 
 @pytest.mark.parametrize("change", [2.0, -3.0])
-def test_diagnostic_names_environment_step_head_and_action(change: float) -> None:
+def test_ratio_diagnostic_names_environment_step_head_and_action(change: float) -> None:
     found = diagnose(2, change)
     assert found is not None
-    assert (found.env, found.step, found.head, found.action) == (1, 2, "blueprint", 42)  # 24 + 2·8 + 2
+    # Action value at environment 1, step 2, head 2: 24 + 2·8 + 2.
+    assert (found.env, found.step, found.head, found.action) == (1, 2, "blueprint", 42)
     assert found.ratio == pytest.approx(math.exp(change + 0.01), rel=1e-4)
     assert found.old_log_prob == -1.0
     assert found.new_log_prob == pytest.approx(change - 1.0)
@@ -74,8 +76,8 @@ def test_largest_log_ratio_is_reported_and_nan_counts_as_largest() -> None:
     logs, actions = torch.zeros(2, 3, 8), torch.zeros(2, 3, 8, dtype=torch.int64)
     found = RatioExplosionDiagnostic.of(log_ratio, logs, logs, actions)
     assert found is not None
-    assert (found.env, found.step) == (0, 2)  # |ln 0.01| = 4.6, ln 20 = 3.0
-    log_ratio[0, 0], log_ratio[1, 0] = 100.0, 200.0  # both ratios are infinite in float32
+    assert (found.env, found.step) == (0, 2)  # Log ratios: |ln 0.01| = 4.6 is larger than ln 20 = 3.0.
+    log_ratio[0, 0], log_ratio[1, 0] = 100.0, 200.0  # Ratios e^100 and e^200 are infinite in float32.
     found = RatioExplosionDiagnostic.of(log_ratio, logs, logs, actions)
     assert found is not None
     assert (found.env, found.step) == (1, 0)

@@ -44,7 +44,7 @@ def growth(family: FamilyName = "paired", task: TaskSpec = TASK, **settings: Any
 
 
 def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) -> None:
-    """Make the host of one environment diverge in the given steps, counted over all its episodes."""
+    """Make the host of environment ``row`` diverge in the given steps, counted over all its episodes."""
     vector = env._vector if isinstance(env, GrowthEnv) else env
     victim, number = vector.envs[row], count()
     begin_step = victim.begin_step
@@ -72,7 +72,7 @@ def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDAr
 def play(
     env: GrowthEnv, script: Mapping[int, IntArray] = BUSY, before: Callable[[int], None] = lambda step: None
 ) -> list[PolicyStep]:
-    """Run a rollout in which every environment follows ``script``."""
+    """Run a rollout in which every environment takes the actions of ``script``, given by step."""
     env.reset()
     steps = []
     for number in range(env.horizon):
@@ -102,7 +102,7 @@ def column(steps: Sequence[PolicyStep], name: str, row: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_divergence_costs_all_gains_and_the_penalty_in_its_step(family: FamilyName) -> None:
+def test_reward_of_a_diverged_step_is_minus_all_gains_minus_the_penalty(family: FamilyName) -> None:
     env = growth(family)
     break_down(env, 1, {3})
     steps = play(env)
@@ -154,7 +154,7 @@ def test_prune_in_a_diverged_epoch_has_no_churn_cost() -> None:
     ]
 
 
-def test_broken_episodes_are_counted_per_rollout() -> None:
+def test_diverged_episodes_are_counted_per_rollout() -> None:
     whole, env = growth(), growth()
     play(whole)
     break_down(env, 0, {1})
@@ -167,7 +167,7 @@ def test_broken_episodes_are_counted_per_rollout() -> None:
     assert (env.reward_log.broken_episodes, len(env.reports)) == (0, 3)
 
 
-# --- other environments ------------------------------------------------------------------------------
+# --- environments without a divergence ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", ["paired", "contribution"])
@@ -197,7 +197,7 @@ def test_facts_of_a_diverged_epoch_are_those_of_the_restored_state() -> None:
         assert getattr(after, name)[1] == getattr(untrained, name)[1]
 
 
-# --- the next attempt ---------------------------------------------------------------------------------
+# --- attempt after a divergence -----------------------------------------------------------------------
 
 
 def test_observation_after_a_divergence_is_the_first_of_the_next_attempt() -> None:
@@ -213,7 +213,9 @@ def test_observation_after_a_divergence_is_the_first_of_the_next_attempt() -> No
 
 
 @pytest.mark.parametrize("family", ["paired", "contribution"])
-def test_second_attempt_has_the_rewards_of_an_undisturbed_episode(family: FamilyName) -> None:
+def test_second_attempt_at_an_episode_has_the_rewards_of_an_episode_without_divergence(
+    family: FamilyName,
+) -> None:
     env, alone = growth(family), growth(family)
     break_down(env, 1, {1})
     steps = play(env, {0: plant(1), 2: plant(2), 4: plant(0)})
@@ -225,7 +227,7 @@ def test_second_attempt_has_the_rewards_of_an_undisturbed_episode(family: Family
     assert (env._vector.table.stage[1] != Stage.DORMANT).sum() == 2
 
 
-def test_second_attempt_is_compared_with_its_own_twin() -> None:
+def test_second_attempt_at_an_episode_is_compared_with_its_own_twin() -> None:
     env = growth(task=tiny_task(horizon=HORIZON, batches_per_epoch=8))
     break_down(env, 0, {2})
     break_down(env, 1, {0, 1})
@@ -244,11 +246,11 @@ def test_second_attempt_is_compared_with_its_own_twin() -> None:
 
 
 class Episodes(GrowthEnv):
-    """Environment that resets itself after every horizon."""
+    """Environment that starts a new episode itself when the horizon is reached."""
 
     episodes, steps_taken = 1, 0
     seen: Observation
-    """Observation after the last step."""
+    """Observation after the last step of the rollout."""
 
     def step(self, actions: NDArray[np.int64], outputs: Any = None) -> PolicyStep:
         step = super().step(actions, outputs)
@@ -303,7 +305,7 @@ def test_divergence_terminates_and_the_unfinished_attempt_bootstraps_from_the_cr
     policy, env, buffer = broken_rollout
     assert buffer.terminated.nonzero().tolist() == [[0, 5], [1, 2], [2, 5]]
     assert torch.equal(buffer.next_values[:, :-1], buffer.values[:, 1:])
-    with torch.no_grad():  # the new attempt of the second environment is at step three
+    with torch.no_grad():  # The new attempt of the second environment starts at row 3.
         _, memory = policy.encode(buffer.state[1:2, 3:], buffer.blueprint_indices[1:2, 3:], no_memory(policy))
         beyond = policy.get_value(env.seen.features[1:2], env.seen.blueprint_indices[1:2], memory).item()
     assert abs(beyond) > 1e-3
@@ -343,7 +345,7 @@ def test_divergence_does_not_change_decisions_and_rewards_of_other_environments(
 # --- evaluation and training -----------------------------------------------------------------------
 
 
-def test_evaluation_counts_the_diverged_attempt_and_not_the_next() -> None:
+def test_evaluation_counts_the_diverged_attempt_and_not_the_attempt_after_it() -> None:
     policy = new_policy(TINY, 0)
     whole, broken = growth("loss"), growth("loss")
     break_down(broken, 1, {2})
@@ -373,7 +375,7 @@ def test_evaluation_score_is_the_mean_of_episodes_that_reached_the_horizon() -> 
     assert math.isfinite(mean_return)
 
 
-def test_scores_are_none_if_every_episode_diverged() -> None:
+def test_evaluation_scores_are_none_if_every_episode_diverged() -> None:
     trainer = trainer_of()
     for env in (trainer._selection[0], trainer._training[0]):
         break_down(env, 0, {1})
@@ -387,7 +389,7 @@ def test_scores_are_none_if_every_episode_diverged() -> None:
     assert summary.first_ratio_error < 1e-5
 
 
-def test_update_row_counts_the_broken_episodes_of_its_iteration() -> None:
+def test_update_row_counts_the_diverged_episodes_of_its_iteration() -> None:
     trainer = trainer_of()
     break_down(trainer._training[0], 1, {2})
     first, second = (iteration.update for iteration in trainer)

@@ -14,7 +14,7 @@ from esper.simic.training.handshake import HandshakeError, agree_on_group
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make all calls of ``claim`` share one work item, like calls of several processes."""
+    """Make all calls of ``claim`` draw shards from one counter, like calls of several processes."""
     monkeypatch.setattr(exchange, "_store", HashStore())
     monkeypatch.setattr(exchange, "_works", itertools.repeat(0))
 
@@ -51,13 +51,13 @@ def store() -> HashStore:
 
 @pytest.fixture
 def arrive(store: HashStore) -> Arrive:
-    """Return a function that starts the handshake of one of three ranks in a thread."""
+    """Return a function that starts the handshake of one rank of three in a thread."""
     pool = ThreadPoolExecutor(4)
     return lambda rank, seconds=60.0, **common: pool.submit(agree_on_group, store, rank, 3, common, seconds)
 
 
-def test_each_handshake_gives_one_new_group_name(arrive: Arrive) -> None:
-    """The second handshake uses the same store, with the keys of the first one."""
+def test_each_handshake_returns_the_same_new_group_name_on_all_ranks(arrive: Arrive) -> None:
+    """Runs two handshakes in the same store; the second finds the keys of the first handshake."""
     groups: list[set[str]] = []
     for _ in range(2):
         results = [arrive(rank, task="digits") for rank in (0, 2, 1)]
@@ -66,7 +66,9 @@ def test_each_handshake_gives_one_new_group_name(arrive: Arrive) -> None:
     assert groups[0].isdisjoint(groups[1])
 
 
-def test_nonce_of_a_killed_process_is_not_taken_for_its_successor(arrive: Arrive, store: HashStore) -> None:
+def test_nonce_of_a_killed_process_does_not_complete_the_handshake_of_its_rank(
+    arrive: Arrive, store: HashStore
+) -> None:
     store.set("nonce/1", "of a killed process")
     first, third = arrive(0), arrive(2)
     store.wait(["group/of a killed process"])
@@ -75,7 +77,7 @@ def test_nonce_of_a_killed_process_is_not_taken_for_its_successor(arrive: Arrive
     assert first.result() == second.result() == third.result()
 
 
-def test_different_settings_are_named_with_both_values_and_the_rank(arrive: Arrive) -> None:
+def test_handshake_error_names_different_settings_with_their_values_and_ranks(arrive: Arrive) -> None:
     results = [
         arrive(0, envs=4, torch="2.13.0", slots=None),
         arrive(1, envs=4, torch="2.12.1", slots=None),
@@ -93,7 +95,7 @@ def test_different_settings_are_named_with_both_values_and_the_rank(arrive: Arri
         assert "slots" not in message
 
 
-def test_missing_rank_is_named_on_all_ranks_after_the_timeout(arrive: Arrive) -> None:
+def test_handshake_error_on_all_ranks_names_the_missing_rank_after_the_timeout(arrive: Arrive) -> None:
     for future in (arrive(2), arrive(0, seconds=0.2)):
         with pytest.raises(HandshakeError, match=r"^rank 1 of 3 did not come within 0.2 s; start all again$"):
             future.result()

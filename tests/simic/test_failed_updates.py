@@ -1,4 +1,4 @@
-"""Telemetry of failed updates, and continuation or end of the run."""
+"""Failed policy updates: their telemetry, and whether the run continues or ends."""
 
 import json
 import math
@@ -37,7 +37,7 @@ def tiny_world() -> Iterator[None]:
 
 
 def config(**settings: Any) -> TrainingConfig:
-    """Return a small configuration at detail summary, where decision rows are written after alerts only."""
+    """Return a small configuration with detail ``summary``: decision rows are written after alerts only."""
     few = {
         "envs": ENVS,
         "iterations": 2,
@@ -57,12 +57,12 @@ def raised(run: Path) -> list[tuple[str, int | None]]:
 
 
 class Shaker:
-    """Changes the policy's weights between rollout and update in some iterations, and stores all rollouts."""
+    """Patch that changes the policy before its update in ``shaken`` iterations, and stores all rollouts."""
 
     def __init__(self, iterations: int, *shaken: int) -> None:
         self.rollouts: dict[int, TamiyoRolloutBuffer] = {}
         self.changes: dict[int, Tensor] = {}
-        """Change of the log-probability of every head, ``[env, step, 8]``."""
+        """Change of log-probabilities ``[env, step, 8]`` by the changed weights."""
         update = PPOAgent.update
 
         def shaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
@@ -94,7 +94,7 @@ def shaken_run(out: Path, iterations: int, *shaken: int, **settings: Any) -> Sha
 
 @pytest.fixture(scope="module")
 def shaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shaker]:
-    """Run six iterations, of which the second raises an alert."""
+    """Run six training iterations; the second raises an alert."""
     run = tmp_path_factory.mktemp("shaken") / "run"
     return run, shaken_run(run, 6, 2, checkpoint_every=1)
 
@@ -143,7 +143,7 @@ def details(run: Path) -> list[dict[str, Any]]:
             "env": row.env,
             "step": row.epoch,
             **{name: getattr(row, name) for name in ("action", "log_probs", "value")},
-            "reward": np.float32(row.reward).item(),  # float32, as in the rollout
+            "reward": np.float32(row.reward).item(),  # Rollouts store rewards in float32.
         }
         for row in read_rows(run, DecisionRow)
     ]
@@ -161,12 +161,12 @@ def test_iterations_after_an_alert_are_written_at_full_detail(shaken: tuple[Path
     assert (file.name, told["UpdateRow"]["iteration"]) == ("iteration-00002.json", 2)
 
 
-def test_second_alert_extends_the_full_detail(tmp_path: Path) -> None:
+def test_second_alert_extends_the_iterations_written_at_full_detail(tmp_path: Path) -> None:
     rollouts = shaken_run(tmp_path / "run", 6, 1, 3).rollouts
     assert details(tmp_path / "run") == detail_of(rollouts, range(1, 6))
 
 
-def test_detailed_rows_have_environment_indices_of_all_shards(tmp_path: Path) -> None:
+def test_decision_rows_after_an_alert_have_environment_indices_of_all_shards(tmp_path: Path) -> None:
     rollouts = shaken_run(tmp_path / "run", 1, envs=6, detail="standard").rollouts
     assert raised(tmp_path / "run") == []
     assert not (tmp_path / "run" / "diagnostics").exists()
@@ -176,7 +176,7 @@ def test_detailed_rows_have_environment_indices_of_all_shards(tmp_path: Path) ->
 
 
 class StoppedError(Exception):
-    """Simulates the end of the process."""
+    """Raised by a test to simulate the end of the process."""
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -191,7 +191,7 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @pytest.mark.parametrize("stopped_after", [2, 4])
-def test_resumed_run_writes_the_same_detailed_rows(
+def test_resumed_run_writes_the_same_decision_rows_after_an_alert(
     stopped_after: int, shaken: tuple[Path, Shaker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     whole, shaker = shaken
@@ -209,12 +209,12 @@ def test_resumed_run_writes_the_same_detailed_rows(
 
 
 def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]) -> None:
-    """Make one reward term of environment 1 NaN from its second step on, in some iterations."""
+    """Make one reward term of environment 1 NaN from step 2 on, in iterations where ``broken`` is true."""
     rewards = GrowthEnv._rewards
 
     def breaking(env: GrowthEnv, facts: EpochFacts) -> Any:
         reward = rewards(env, facts)
-        if 1 in env.env_indices and broken(env._episode + 1):  # evaluations have no such iteration
+        if 1 in env.env_indices and broken(env._episode + 1):
             row = env.env_indices.index(1)
             if facts.epoch[row] > 1:
                 env.reward_log.terms[-1]["lead"][row] = reward[row] = math.nan
@@ -273,7 +273,7 @@ def test_three_non_finite_updates_in_a_row_end_the_run_with_a_checkpoint(
     assert [row.skipped is None for row in rows] == [True, False, False, True]
 
 
-def test_resumed_run_that_is_still_non_finite_ends_at_once_and_can_be_resumed(
+def test_resumed_run_with_non_finite_updates_ends_at_once_and_can_be_resumed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, settings = tmp_path / "run", config(iterations=3)

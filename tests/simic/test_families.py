@@ -1,4 +1,4 @@
-"""Reward families: values worked out by hand, and episodes of growing networks."""
+"""Reward families: rewards computed by hand, and rewards in episodes of growing networks."""
 
 import math
 from dataclasses import replace
@@ -35,13 +35,13 @@ NAMES: tuple[FamilyName, ...] = get_args(FamilyName)
 INCUBATED = LifecycleRules(min_training_epochs=3, min_prune_age=1, embargo_epochs=1)
 
 
-# --- by hand ---------------------------------------------------------------------------------------
+# --- rewards computed by hand -------------------------------------------------------------------------
 
 TABLE = SlotTable.empty(1, 3)
 
 
 def inputs(*, twin: float = 0.0, table: SlotTable = TABLE, price: float = 0.0, **facts: Any) -> RewardInputs:
-    """Return inputs of one environment with a guess loss of 2.0."""
+    """Return reward inputs of one environment with a guess loss of 2.0."""
     stacked = EpochFacts.stack([replace(env_facts(), **facts)])
     return RewardInputs(stacked, table, np.array([twin]), guess_loss=2.0, rent=price)
 
@@ -58,8 +58,10 @@ def test_paired_reward_is_the_change_of_lead_and_rent() -> None:
     found = rewarded(
         "paired",
         inputs(val_score=12.0, twin=10.0, price=0.02),
-        inputs(val_score=30.0, twin=20.0, grown_params=500, price=0.02),  # lead 2 → 10, 500 · 0.02 / 1000
-        inputs(val_score=30.0, twin=35.0, grown_params=100, price=0.02),  # lead 10 → −5, rent 0.01 → 0.002
+        # The lead rises from 2 to 10; rent is 500 parameters · 0.02 / 1000.
+        inputs(val_score=30.0, twin=20.0, grown_params=500, price=0.02),
+        # The lead falls from 10 to −5, rent from 0.01 to 0.002.
+        inputs(val_score=30.0, twin=35.0, grown_params=100, price=0.02),
         scale=5.0,
     )
     assert found == [
@@ -105,7 +107,7 @@ def test_loss_reward_is_the_loss_decrease_over_the_guess_loss() -> None:
 
 def test_log_loss_reward_does_not_depend_on_the_scale_of_the_loss() -> None:
     found = rewarded("log_loss", *(inputs(val_loss=loss) for loss in (2.0, 1.0, 0.1, 0.0)), scale=5.0)
-    # 5 · ln 2, 5 · ln 10, and from 0.1 down to the least loss of 0.001: 5 · ln 100
+    # Scale 5 times the log of the loss ratio: ln 2, ln 10, and ln 100 from 0.1 to the loss floor of 0.001.
     assert [ledger["log_loss"] for ledger in found] == pytest.approx([3.46574, 11.51293, 23.02585], abs=1e-5)
 
 
@@ -159,12 +161,12 @@ def test_diverged_sparse_episode_gets_no_score() -> None:
 
 
 def two(first: float, second: float, **facts: Any) -> RewardInputs:
-    """Return inputs of two environments with the given leads over their twins, in points."""
+    """Return reward inputs of two environments with the given leads over their twins, in points."""
     rows = [replace(env_facts(), val_score=score, **facts) for score in (first, second)]
     return RewardInputs(EpochFacts.stack(rows), SlotTable.empty(2, 3), np.zeros(2), 2.0, 0.0)
 
 
-def test_begin_again_resets_the_potentials_of_one_environment() -> None:
+def test_begin_again_resets_the_reward_potentials_of_one_environment() -> None:
     reward_function = RewardFunction(FAMILIES["paired"], 1.0)
     reward_function.begin(two(10.0, 20.0))
     reward_function.reward_terms(two(40.0, 30.0))
@@ -181,7 +183,7 @@ def test_second_divergence_costs_the_gains_of_the_second_attempt() -> None:
     assert broken["lead"].tolist() == pytest.approx([0.0, -0.04])
 
 
-def test_default_discounts_of_families_are_as_specified() -> None:
+def test_default_discounts_of_reward_families_are_as_specified() -> None:
     assert {name: family.gamma for name, family in FAMILIES.items()} == {
         "paired": 1.0,
         "contribution": 0.995,
@@ -192,7 +194,7 @@ def test_default_discounts_of_families_are_as_specified() -> None:
     assert [name for name, family in FAMILIES.items() if family.needs_twin] == ["paired"]
 
 
-# --- reward_log -----------------------------------------------------------------------------------------
+# --- log of reward terms ------------------------------------------------------------------------------
 
 
 def terms(*pairs: tuple[float, float]) -> RewardTerms:
@@ -203,16 +205,16 @@ def terms(*pairs: tuple[float, float]) -> RewardTerms:
 def test_reward_log_gives_mean_terms_and_variance() -> None:
     reward_log = RewardLog([terms((1.0, -0.5), (3.0, 0.0)), terms((0.0, 0.5), (4.0, -1.0))])
     assert reward_log.mean_terms() == {"lead": 4.0, "rent": -0.5}
-    # rewards 0.5, 3, 0.5, 3: half a range of 2.5 from their mean
+    # Standard deviation of the rewards 0.5, 3, 0.5, 3 is 1.25.
     assert reward_log.variance() == pytest.approx(1.5625)
 
 
-def test_variance_unpaired_is_none_without_a_twin() -> None:
+def test_variance_unpaired_is_none_for_a_reward_without_a_twin() -> None:
     assert RewardLog([terms((1.0, 0.0))]).variance_unpaired() is None
     assert RewardLog([terms((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
 
 
-def test_join_concatenates_logs_of_shards() -> None:
+def test_join_concatenates_reward_logs_of_shards() -> None:
     one = RewardLog([terms((1.0, 0.0), (2.0, 0.0))], [np.array([1.0, 2.0])], broken_episodes=1)
     other = RewardLog([terms((3.0, -1.0))], [np.array([3.0])], broken_episodes=2)
     joined = RewardLog.join([one, other])
@@ -225,7 +227,7 @@ def test_join_concatenates_logs_of_shards() -> None:
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_every_term_is_the_change_of_its_potential_at_every_step(family: FamilyName) -> None:
+def test_every_reward_term_is_the_change_of_its_potential_at_every_step(family: FamilyName) -> None:
     episode = busy(family)
     stages = {int(stage) for table in episode.tables for stage in table.stage.flat}
     assert {Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.RESETTING} <= stages
@@ -240,7 +242,9 @@ def test_every_term_is_the_change_of_its_potential_at_every_step(family: FamilyN
 
 
 @pytest.mark.parametrize(("rng_seed", "family"), list(zip((1, 2, 3, 6, 6), NAMES, strict=True)))
-def test_potential_terms_telescope_over_random_episodes(rng_seed: int, family: FamilyName) -> None:
+def test_potential_terms_of_the_reward_telescope_over_random_episodes(
+    rng_seed: int, family: FamilyName
+) -> None:
     episode = played(family, task=task_with(horizon=12), rng_seed=rng_seed)
     counts = np.sum([report.op_counts for report in episode.reports], axis=0)
     assert (counts[[LifecycleOp.GERMINATE, LifecycleOp.PRUNE, LifecycleOp.FOSSILIZE]] > 0).all()
@@ -284,8 +288,10 @@ def test_contribution_reward_is_zero_without_growth() -> None:
 @pytest.mark.parametrize(
     ("family", "rules"), [*((family, INCUBATED) for family in NAMES), ("contribution", AT_ONCE)]
 )
-def test_repeated_germinate_and_prune_earns_nothing(family: FamilyName, rules: LifecycleRules) -> None:
-    """A pruned seed may have changed the host; only its own contribution is surely lost."""
+def test_repeated_germinate_and_prune_returns_no_more_than_no_growth(
+    family: FamilyName, rules: LifecycleRules
+) -> None:
+    """A pruned seed may have changed the host; only its contribution is certainly lost."""
     cycle = [plant(1), action(LifecycleOp.PRUNE, 1), WAIT]
     replanted = played(family, [*cycle, *cycle], task_with(rules))
     assert replanted.reports[0].op_counts[LifecycleOp.PRUNE] == 2
@@ -296,11 +302,11 @@ def test_repeated_germinate_and_prune_earns_nothing(family: FamilyName, rules: L
         assert won == pytest.approx(-2 * 0.01 * SCALE), "the cost of two removals"
 
 
-def test_variance_unpaired_is_known_for_the_paired_family_only() -> None:
+def test_variance_unpaired_is_not_none_for_the_paired_family_only() -> None:
     assert [name for name in NAMES if busy(name).log.variance_unpaired() is not None] == ["paired"]
 
 
-def test_paired_reward_without_twin_contains_the_hosts_own_progress() -> None:
+def test_paired_reward_with_a_twin_score_of_0_contains_the_progress_of_the_host() -> None:
     episode = idle("paired")
     assert (episode.rewards == 0.0).all()
     drift = np.diff([facts.val_score for facts in episode.facts], axis=0)

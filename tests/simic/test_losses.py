@@ -15,7 +15,7 @@ from esper.simic.losses import (
 
 
 def log_probs_of(*ratios: float, head: int = 0) -> Tensor:
-    """Return log-probabilities ``[1, step, 8]``: log(ratio) − 1 in one head, 0 in the others."""
+    """Return log-probabilities ``[1, step, 8]``: log(ratio) − 1 in one head, 0 in all other heads."""
     logs = torch.zeros(1, len(ratios), 8)
     logs[0, :, head] = torch.tensor(ratios).log() - 1.0
     return logs
@@ -31,14 +31,14 @@ def old(steps: int, *heads: int) -> Tensor:
     ("ratio", "advantage", "gain", "slope"),
     [
         (1.1, 1.0, 1.1, 1.1),
-        (1.5, 1.0, 1.2, 0.0),  # good action, clipped above
-        (1.5, -1.0, -1.5, -1.5),  # bad action that became likelier: never clipped
+        (1.5, 1.0, 1.2, 0.0),  # Ratio of an action with positive advantage is clipped at 1.2.
+        (1.5, -1.0, -1.5, -1.5),  # A rising ratio at negative advantage is not clipped.
         (0.5, 1.0, 0.5, 0.5),
-        (0.5, -1.0, -0.8, 0.0),  # bad action, clipped below
+        (0.5, -1.0, -0.8, 0.0),  # Ratio of an action with negative advantage is clipped at 0.8.
         (0.9, -2.0, -1.8, -1.8),
     ],
 )
-def test_surrogate_is_the_minimum_of_clipped_and_unclipped(
+def test_surrogate_is_the_minimum_of_clipped_and_unclipped_ratio_times_advantage(
     ratio: float, advantage: float, gain: float, slope: float
 ) -> None:
     log_probs = log_probs_of(ratio).requires_grad_()
@@ -51,14 +51,14 @@ def test_surrogate_is_the_minimum_of_clipped_and_unclipped(
 
 
 def test_policy_loss_is_divided_by_the_given_number_of_rows() -> None:
-    # gains 1.2, −1.5, 0.5, −0.8: sum −0.6
+    # Clipped surrogates 1.2, −1.5, 0.5, −0.8 have the sum −0.6.
     log_probs = log_probs_of(1.5, 1.5, 0.5, 0.5)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
     assert policy_loss(log_probs, old(4), advantages, clip=0.2, rows=10).loss.item() == pytest.approx(0.06)
 
 
 def two_heads() -> Tensor:
-    """Return log-probabilities with ratio 1.5 in head 0 and 0.6 in head 3, jointly 0.9."""
+    """Return log-probabilities with ratio 1.5 in head 0 and 0.6 in head 3; the joint ratio is 0.9."""
     logs = log_probs_of(1.5)
     logs[0, 0, 3] = math.log(0.6) - 1.0
     return logs
@@ -70,8 +70,8 @@ def test_joint_ratio_is_the_product_over_heads() -> None:
     assert result.loss.item() == pytest.approx(-0.9)
 
 
-def test_per_head_clipping_adds_the_surrogates_of_heads_read() -> None:
-    # min(1.5, 1.2) + min(0.6, 0.8) = 1.8; the six heads that were not read add 0.
+def test_per_head_clipping_adds_the_surrogates_of_heads_that_were_read() -> None:
+    # Clipped surrogates of two heads: min(1.5, 1.2) + min(0.6, 0.8) = 1.8; heads that were not read add 0.
     result = policy_loss(two_heads(), old(1, 0, 3), torch.ones(1, 1), clip=0.2, rows=1, per_head=True)
     assert result.loss.item() == pytest.approx(-1.8)
     assert result.log_ratio.exp().item() == pytest.approx(0.9), (
@@ -82,14 +82,14 @@ def test_per_head_clipping_adds_the_surrogates_of_heads_read() -> None:
 @pytest.mark.parametrize(
     ("value", "before", "target", "clip", "expected"),
     [
-        (2.0, 1.0, 1.2, None, 0.32),  # 0.8² / 2
-        (2.0, 1.0, 1.2, 0.5, 0.32),  # clipped to 1.5: 0.3² is less, the larger error counts
-        (1.0, 0.0, 1.0, 0.2, 0.32),  # clipped to 0.2: 0.8² is worse than 0
+        (2.0, 1.0, 1.2, None, 0.32),  # Value loss is half the squared error: 0.8² / 2.
+        (2.0, 1.0, 1.2, 0.5, 0.32),  # Error 0.8 exceeds the error 0.3 of the value clipped to 1.5.
+        (1.0, 0.0, 1.0, 0.2, 0.32),  # Error 0.8 of the value clipped to 0.2 exceeds the unclipped error 0.
         (-1.0, 0.0, -1.0, 0.2, 0.32),
-        (1.1, 1.0, 0.5, 0.2, 0.18),  # within the clip: 0.6² / 2
+        (1.1, 1.0, 0.5, 0.2, 0.18),  # The value change 0.1 is within the clip, so the error is 0.6.
     ],
 )
-def test_value_loss_is_half_the_larger_squared_error(
+def test_value_loss_is_half_the_larger_of_clipped_and_unclipped_squared_error(
     value: float, before: float, target: float, clip: float | None, expected: float
 ) -> None:
     tensors = (torch.tensor([[x]]) for x in (value, before, target))
@@ -106,7 +106,7 @@ def test_entropy_bonus_is_weighted_by_head_and_counts_rows_with_a_choice() -> No
     entropies = torch.full((1, 2, 8), 0.5)
     choice = torch.zeros(1, 2, 8, dtype=torch.bool)
     choice[0, 0, 0] = choice[0, 0, 2] = choice[0, 1, 7] = True
-    # 0.5 · (1.0 + 1.5 + 1.3) / 4
+    # Entropy 0.5 times the weights of three heads with a choice (1.0 + 1.5 + 1.3), over 4 rows.
     assert entropy_bonus(entropies, choice, rows=4).item() == pytest.approx(0.475)
 
 
@@ -115,7 +115,7 @@ def test_closing_penalty_applies_to_kept_open_heads_below_the_floor() -> None:
     choice = torch.ones(1, 2, 8, dtype=torch.bool)
     choice[0, 1, 4] = False
     penalty = closing_penalty(entropies, choice, floor=0.5, rows=4)
-    # the blueprint head twice and the tempo head once are 0.2 below the floor
+    # Entropy is 0.2 below the floor in two rows of the blueprint head and one row of the tempo head.
     assert penalty.item() == pytest.approx(0.15)
     penalty.backward()
     assert entropies.grad is not None

@@ -22,7 +22,7 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_optimal_script_reaches_the_optimum_exactly(oracle: OracleClass) -> None:
+def test_optimal_script_reaches_the_optimal_return_of_its_oracle_exactly(oracle: OracleClass) -> None:
     env = oracle(0, range(20))
     returns = follow(env, SCRIPTS[oracle])
     np.testing.assert_allclose(returns, oracle.optimum, atol=1e-9)
@@ -31,7 +31,7 @@ def test_optimal_script_reaches_the_optimum_exactly(oracle: OracleClass) -> None
 
 @pytest.mark.parametrize("oracle", [Lifecycle, Scaffold])
 def test_measurement_noise_does_not_change_the_mean_return(oracle: OracleClass) -> None:
-    # Rewards telescope, so a return carries one error of 2 points: 5 · 2/100 = 0.1.
+    # A return has one measurement error of 2 points, as rewards telescope: reward scale 5 · 2/100 = 0.1.
     returns = follow(oracle(0, range(300)), SCRIPTS[oracle])
     assert returns.mean() == pytest.approx(oracle.optimum, abs=3 * 0.1 / 300**0.5)
     assert returns.std() == pytest.approx(0.1, rel=0.15)
@@ -50,7 +50,7 @@ def test_random_actions_stay_below_the_optimum(oracle: OracleClass) -> None:
 
 
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_oracle_observations_have_the_shape_of_real_ones(oracle: OracleClass) -> None:
+def test_oracle_observations_have_the_shape_of_observations_of_growing_networks(oracle: OracleClass) -> None:
     observation = oracle(0, range(3)).reset()
     assert observation.features.shape == (3, 121)
     assert observation.features.dtype == torch.float32
@@ -70,21 +70,23 @@ def test_oracle_episode_depends_on_its_environment_index_only(oracle: OracleClas
         assert torch.equal(one.masks.slot_by_op[0], many.masks.slot_by_op[2])
 
 
-# --- rewards of single oracles ------------------------------------------------------------------------
+# --- rewards of oracles without a lifecycle -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("germinate", "fossilize", "pay"),
     [
         (0, 4, 1.0),
-        (0, 3, 0.7),  # a step too early
-        (0, 5, 0.65),  # a step too late, and a step of delay
+        (0, 3, 0.7),  # Fossilizing one step early costs 0.3.
+        (0, 5, 0.65),  # Fossilizing one step late costs 0.3, and 0.05 for a step of delay.
         (1, 5, 0.95),
         (3, 7, 0.85),
         (0, 1, 0.1),
     ],
 )
-def test_timing_oracle_pays_by_age_and_delay(germinate: int, fossilize: int, pay: float) -> None:
+def test_reward_of_the_timing_oracle_depends_on_waiting_time_and_delay(
+    germinate: int, fossilize: int, pay: float
+) -> None:
     def script(env: Timing, step: int) -> IntArray:
         if step == germinate:
             return plant(env.num_envs, 0)
@@ -93,7 +95,7 @@ def test_timing_oracle_pays_by_age_and_delay(germinate: int, fossilize: int, pay
     assert follow(Timing(0, [0]), script) == pytest.approx([pay])
 
 
-def test_memory_oracle_shows_the_answer_at_step_0_and_pays_at_step_50() -> None:
+def test_memory_oracle_shows_the_correct_slot_at_step_0_and_rewards_it_at_step_50() -> None:
     env = Memory(0, range(30))
     observation = env.reset()
     columns = [slot_column(slot) for slot in range(3)]
@@ -108,7 +110,7 @@ def test_memory_oracle_shows_the_answer_at_step_0_and_pays_at_step_50() -> None:
     assert not observation.features[:, columns].any()
 
 
-def test_combination_oracle_forces_an_unobserved_op() -> None:
+def test_combination_oracle_has_one_legal_op_that_is_not_observed() -> None:
     env = Combination(0, range(200))
     observation = env.reset()
     assert len(observation.features.unique(dim=0)) == 1, "only the time is observed"
@@ -119,7 +121,7 @@ def test_combination_oracle_forces_an_unobserved_op() -> None:
     assert per_op[:, LifecycleOp.PRUNE].unique().tolist() == [0, 3]
 
 
-# --- episodes -----------------------------------------------------------------------------------------
+# --- rewards of oracles with a lifecycle --------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("silence")
@@ -127,12 +129,15 @@ def test_combination_oracle_forces_an_unobserved_op() -> None:
     ("heads", "share"),
     [
         ({}, 1.0),
-        ({"style": 1}, 0.7),  # this oracle pays 0.7 for MULTIPLY
+        ({"style": 1}, 0.7),  # Style MULTIPLY gives 0.7 of the full contribution.
         ({"style": 3}, 0.85),
-        ({"alpha_target": 0}, 0.0),  # at half alpha it never reaches HOLDING, and is removed at the horizon
+        # A seed at half alpha never reaches HOLDING and is removed at the horizon.
+        ({"alpha_target": 0}, 0.0),
     ],
 )
-def test_lifecycle_oracle_pays_by_style_and_alpha(heads: dict[str, int], share: float) -> None:
+def test_reward_of_the_lifecycle_oracle_depends_on_style_and_alpha(
+    heads: dict[str, int], share: float
+) -> None:
     def script(env: Lifecycle, step: int) -> IntArray:
         return plant(1, 1, BlueprintAction.CONV_LIGHT) if step == 0 else action(1, LifecycleOp.WAIT)
 
@@ -150,13 +155,15 @@ def test_lifecycle_oracle_pays_by_style_and_alpha(heads: dict[str, int], share: 
 @pytest.mark.parametrize(
     ("plan", "points"),
     [
-        ({2: 2}, 0.0),  # no scaffold
-        ({0: 2, 2: 0}, 0.0 - 10.0),  # the scaffold is too late, and not removed
-        ({0: 0, 2: 2}, 30.0 - 10.0),  # the scaffold was not removed
+        ({2: 2}, 0.0),  # Slot 2 without a seed in slot 0 (scaffold) contributes nothing.
+        ({0: 2, 2: 0}, 0.0 - 10.0),  # The scaffold is planted too late and costs 10 points.
+        ({0: 0, 2: 2}, 30.0 - 10.0),  # A scaffold that is not removed costs 10 points.
         ({0: 0, 2: 2, 4: -1}, 30.0),
     ],
 )
-def test_scaffold_oracle_pays_for_support_during_training_only(plan: dict[int, int], points: float) -> None:
+def test_scaffold_oracle_rewards_a_scaffold_during_training_of_the_other_seed_only(
+    plan: dict[int, int], points: float
+) -> None:
     def script(env: Scaffold, step: int) -> IntArray:
         if step not in plan:
             return action(1, LifecycleOp.WAIT)

@@ -34,13 +34,13 @@ def growth(task: TaskSpec, num_envs: int = 2) -> GrowthEnv:
 
 
 def play(env: GrowthEnv, script: Iterator[IntArray]) -> np.ndarray:
-    """Return rewards ``[step, env]`` of one episode; the second environment only waits."""
+    """Return rewards ``[step, env]`` of one episode with ``script``; the second environment only waits."""
     env.reset()
     return np.array([env.step(np.stack([row, WAIT])).reward for row in script])
 
 
 def final_potential(task: TaskSpec, report: EpisodeReport, env: int, episode: int) -> float:
-    """Return the final lead over a twin, computed without the cache, minus rent."""
+    """Return the final lead over the do-nothing twin, computed without the cache, minus rent."""
     twin = run_without_growth(task, rng_seed=3, env=env, episode=episode)
     return (report.val_score - twin.val_score) / 100 - RENT * (report.params - report.host_params) / 1000
 
@@ -65,7 +65,7 @@ def test_return_of_every_episode_is_its_final_lead_minus_rent(task: TaskSpec) ->
         assert buffer.rewards.abs().max() > 1e-3
 
 
-def test_reset_starts_the_next_episode_or_the_one_in_next_episode(task: TaskSpec) -> None:
+def test_reset_starts_the_next_episode_or_the_episode_set_in_next_episode(task: TaskSpec) -> None:
     env = growth(task)
     first, second = env.reset().features.clone(), env.reset().features.clone()
     assert not torch.equal(first, second)
@@ -83,7 +83,7 @@ def test_first_observation_has_last_op_wait_and_constant_histories(task: TaskSpe
     assert (histories[5:] == features[0, 3]).all()
 
 
-def test_observation_has_the_slots_of_its_environment(task: TaskSpec) -> None:
+def test_each_row_of_an_observation_has_the_slots_of_its_environment(task: TaskSpec) -> None:
     env = growth(task)
     env.reset()
     observation = env.step(np.stack([plant(1), WAIT])).observation

@@ -16,13 +16,13 @@ from tests.simic.rollouts import agent_of, gradients, roll, weights
 UNCLIPPED = {"update_epochs": 1, "max_grad_norm": 1e9}
 
 
-# --- gradient of the policy ----------------------------------------------------------------------------
+# --- gradient of the policy ---------------------------------------------------------------------------
 
 
 def test_update_without_free_rows_does_not_change_the_policy() -> None:
     policy, buffer = roll(Memory)
     forced = TamiyoRolloutBuffer.join([buffer])
-    for name in ("masks", "log_probs", "actions"):  # step 0 of Memory, where only WAIT is legal
+    for name in ("masks", "log_probs", "actions"):  # At step 0 of the Memory oracle only WAIT is legal.
         getattr(forced, name)[...] = getattr(buffer, name)[:, :1]
     agent = agent_of(policy, value_coefficient=0.0)
     before = weights(agent)
@@ -59,7 +59,7 @@ def test_reported_policy_loss_is_a_mean_over_free_rows() -> None:
 
 
 @pytest.mark.parametrize(("critic", "conditioned"), [("state_value", True), ("op_value", False)])
-def test_every_head_that_is_read_gets_a_gradient(critic: str, conditioned: bool) -> None:
+def test_every_head_that_an_op_reads_gets_a_gradient(critic: str, conditioned: bool) -> None:
     policy, buffer = roll(Lifecycle, num_envs=16, critic=critic, conditioned=conditioned)
     assert {1, 2, 3} <= set(buffer.actions[..., Head.OP].unique().tolist()), "ops that read all heads"
     agent = agent_of(policy)
@@ -92,7 +92,7 @@ def test_every_head_that_is_read_gets_a_gradient(critic: str, conditioned: bool)
         {"envs_per_backward": 3},
     ],
 )
-def test_every_hyper_parameter_changes_the_update(change: dict[str, float]) -> None:
+def test_changing_any_hyper_parameter_changes_the_weights_after_an_update(change: dict[str, float]) -> None:
     agent = agent_of(roll()[0], **change)
     agent.update(roll()[1], 0.5)
     assert not torch.equal(weights(agent), usual_weights())
@@ -100,7 +100,7 @@ def test_every_hyper_parameter_changes_the_update(change: dict[str, float]) -> N
 
 @cache
 def usual_weights() -> torch.Tensor:
-    """Return the weights after an update with the default settings, at half of a training."""
+    """Return the weights after an update with the default settings, halfway through a training."""
     policy, buffer = roll()
     agent = agent_of(policy)
     agent.update(buffer, 0.5)
@@ -108,7 +108,7 @@ def usual_weights() -> torch.Tensor:
 
 
 def blueprint_entropy_while_learning(floor: float, iterations: int) -> list[float]:
-    """Return the blueprint entropy by iteration on the bandit, which pays for a single blueprint."""
+    """Return the entropy of the blueprint head by iteration on the bandit, which rewards one blueprint."""
     settings = {"entropy_start": 0.0, "entropy_end": 0.0, "learning_rate": 5e-3, "target_kl": 0.1}
     agent = agent_of(roll(Bandit)[0], entropy_floor=floor, **settings)
     env, streams = Bandit(3, range(16)), ActionStreams(3, range(16))
@@ -117,7 +117,7 @@ def blueprint_entropy_while_learning(floor: float, iterations: int) -> list[floa
     return [float(update.head_entropy[Head.BLUEPRINT] or 0.0) for update in metrics]
 
 
-def test_entropy_floor_keeps_a_head_open_in_the_first_80_percent() -> None:
+def test_entropy_floor_keeps_a_head_exploring_in_the_first_80_percent_of_training() -> None:
     assert min(blueprint_entropy_while_learning(0.0, 8)) < 0.1
     kept = blueprint_entropy_while_learning(0.3, 15)
     assert min(kept[:12]) > 0.2
@@ -134,9 +134,9 @@ def test_entropy_coefficient_is_interpolated_linearly(progress: float, coefficie
 
 
 def test_optimiser_is_adam_with_epsilon_1e_minus_5() -> None:
-    """The first step of Adam is lr · g / (|g| + eps): smaller for gradients of the size of eps.
+    """The first Adam step lr · g / (|g| + eps) is smaller than lr for gradients g of the size of eps.
 
-    With torch's default epsilon of 1e-8, noise of 1e-6 would move the weights at the full rate.
+    With torch's default epsilon of 1e-8, gradient noise of 1e-6 would move weights by the full lr.
     """
     agent = agent_of(roll(Rent)[0], learning_rate=0.01)
     before = weights(agent)
@@ -149,7 +149,7 @@ def test_optimiser_is_adam_with_epsilon_1e_minus_5() -> None:
 # --- shards ----------------------------------------------------------------------------------------
 
 
-def test_shards_are_consecutive_and_the_last_may_be_smaller() -> None:
+def test_shards_are_consecutive_environments_and_the_last_shard_may_be_smaller() -> None:
     assert [range(10)[shard] for shard in shards(10, 4)] == [range(4), range(4, 8), range(8, 10)]
     assert [range(3)[shard] for shard in shards(3, 8)] == [range(3)]
 
@@ -168,7 +168,7 @@ def test_gradient_does_not_depend_on_the_shard_size(envs_per_backward: int) -> N
 
 
 def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -> torch.Tensor:
-    """Return the first gradient of one shard, divided by the rows of the whole rollout."""
+    """Return the gradient of one shard in the first update epoch, over the rows of the whole rollout."""
     b, config = buffer, agent.config
     advantages = gae(
         b.rewards, b.values, b.next_values, b.terminated, b.ended, gamma=config.discount, lam=config.lam
@@ -193,7 +193,7 @@ def test_gradients_of_shards_added_in_order_are_bit_identical() -> None:
     assert torch.equal(gradients(together), parts[0] + parts[1] + parts[2])
 
 
-# --- the KL stop -----------------------------------------------------------------------------------
+# --- stop of an update by its KL divergence -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rate", "target"), [(0.1, 1e-6), (1e-3, 1e-3), (1e-3, 4e-3)])
@@ -210,7 +210,7 @@ def test_update_stops_before_the_next_step_if_kl_exceeds_its_limit(rate: float, 
     assert torch.equal(weights(stopped), weights(exact)), "exactly that number of steps was taken"
 
 
-def test_the_first_update_epoch_always_steps() -> None:
+def test_the_first_update_epoch_always_takes_a_gradient_step() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy, target_kl=1e-12)
     assert agent.update(buffer, 0.0).early_stop_update_epoch == 1
@@ -231,7 +231,7 @@ def test_first_update_epoch_reproduces_rollout_ratios_across_episode_ends(
     assert metrics.skipped is None
 
 
-def test_update_metrics_are_consistent() -> None:
+def test_update_metrics_of_one_update_agree_with_each_other() -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
     metrics = agent_of(policy).update(buffer, 0.0)
     assert metrics.ratio_min < 1.0 < metrics.ratio_max
@@ -248,7 +248,7 @@ def test_update_metrics_are_consistent() -> None:
 
 def test_clip_fraction_is_the_share_of_free_rows_beyond_the_clip() -> None:
     policy, buffer = roll(Memory, num_envs=4)
-    buffer.log_probs[:3, 50, Head.SLOT] -= 0.5  # ratio e^0.5 = 1.65 in three of four free rows
+    buffer.log_probs[:3, 50, Head.SLOT] -= 0.5  # The ratio is e^0.5 = 1.65 in three of four free rows.
     metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
     assert metrics.clip_fraction == pytest.approx(0.75)
     assert metrics.ratio_max == pytest.approx(1.6487, abs=1e-3)
@@ -296,7 +296,7 @@ def test_ratio_explosion_that_stops_the_update_is_reported() -> None:
 
 
 def broken(buffer: TamiyoRolloutBuffer) -> TamiyoRolloutBuffer:
-    """Return a copy with one NaN reward."""
+    """Return a copy of the rollout with one NaN reward."""
     copy = TamiyoRolloutBuffer.join([buffer])
     copy.rewards[2, 3] = torch.nan
     return copy
@@ -345,7 +345,7 @@ def test_successful_update_resets_the_count_of_skipped_updates() -> None:
     assert agent.skipped_in_a_row == 2
 
 
-def test_update_that_breaks_after_its_first_step_counts_as_skipped() -> None:
+def test_update_that_is_non_finite_after_its_first_gradient_step_counts_as_skipped() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy, learning_rate=1e30)
     for _ in range(2):

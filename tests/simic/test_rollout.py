@@ -22,7 +22,7 @@ from tests.simic.rollouts import TINY, roll
 from tests.tolaria.building import tiny_task
 
 
-def test_random_numbers_of_an_environment_do_not_depend_on_the_others() -> None:
+def test_random_numbers_of_an_environment_do_not_depend_on_other_environments() -> None:
     alone, among = ActionStreams(5, [3]), ActionStreams(5, [0, 3, 7])
     first, second = among.draw(), among.draw()
     assert first.shape == (3, 8)
@@ -43,7 +43,7 @@ def test_rollout_consists_of_whole_episodes_that_terminate_at_the_horizon() -> N
     assert buffer.length == 12
 
 
-def test_next_value_is_the_value_of_the_next_step() -> None:
+def test_next_value_in_the_buffer_is_the_value_of_the_next_step() -> None:
     _, buffer = roll(Rent, episodes=2)
     assert torch.equal(buffer.next_values[:, :-1], buffer.values[:, 1:])
     assert buffer.next_values[:, -1].tolist() == [0.0] * 4
@@ -64,7 +64,7 @@ class Remembering(GrowthEnv):
 def value_seen_at_the_end(
     policy: FactoredRecurrentActorCritic, buffer: TamiyoRolloutBuffer, env: Remembering
 ) -> Tensor:
-    """Return the value of the last observation, with the LSTM state after all earlier steps."""
+    """Return the critic's value of the last observation, with the LSTM state after all earlier steps."""
     streams = ActionStreams(0, env.env_indices)
     for _ in range(buffer.num_steps):
         streams.draw()
@@ -104,7 +104,7 @@ def test_truncated_horizon_bootstraps_with_the_lstm_state_of_the_episode(
 
 
 def test_reward_is_stored_in_the_row_of_its_action() -> None:
-    # Rent pays 1 for each of the first two seeds and costs 2 for the third.
+    # The Rent oracle gives reward 1 for each of the first two seeds and −2 for the third.
     _, buffer = roll(Rent, num_envs=16)
     planted = buffer.actions[..., Head.OP] == OP_GERMINATE
     count = planted.long().cumsum(dim=1)
@@ -124,7 +124,7 @@ def test_rollouts_are_reproducible_from_the_rng_seed() -> None:
 
 
 class Counting(Rent):
-    """Environment that pays its index as reward at every step."""
+    """Environment with its own index as reward at every step."""
 
     def rewards(self, actions: np.ndarray) -> np.ndarray:
         super().rewards(actions)
@@ -133,14 +133,14 @@ class Counting(Rent):
 
 def test_evaluate_sums_the_rewards_of_one_episode() -> None:
     returns = evaluate(Counting(0, range(3)), new_policy(TINY, 0))
-    assert returns.tolist() == [0.0, 6.0, 12.0]  # horizon 6
+    assert returns.tolist() == [0.0, 6.0, 12.0]  # Environments 0, 1, 2 get rewards 0, 1, 2 in 6 steps.
 
 
 @pytest.mark.parametrize(
     ("oracle", "expected", "deviation"),
     [
         (Memory, 1 / 3, 0.47),
-        (Distractors, 8 / 4 / 3, 0.78),  # one op of four, one slot of three, eight times
+        (Distractors, 8 / 4 / 3, 0.78),  # In 8 steps, 1 op of 4 and 1 slot of 3 are rewarded.
     ],
 )
 def test_random_return_equals_the_expected_return_of_uniform_actions(

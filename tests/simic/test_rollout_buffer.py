@@ -13,7 +13,7 @@ def hidden_of(value: float) -> Hidden:
 
 
 def decision(number: int) -> PolicyDecision:
-    """Return a decision whose tensors are derived from e + 10·number in environment e."""
+    """Return a decision whose tensors in environment e are derived from e + 10·number."""
     mark = torch.arange(3.0) + 10 * number
     return PolicyDecision(
         actions=mark.long().unsqueeze(1).expand(3, NUM_HEADS),
@@ -40,7 +40,7 @@ def filled(steps: int = 4) -> TamiyoRolloutBuffer:
 
 
 ROWS = torch.tensor([[0.0, 10.0, 20.0, 30.0], [1.0, 11.0, 21.0, 31.0], [2.0, 12.0, 22.0, 32.0]])
-"""``[env, step]`` with values e + 10·step."""
+"""Expected content ``[env, step]`` of a buffer: environment index + 10·step."""
 
 
 def test_buffer_is_indexed_by_environment_and_step() -> None:
@@ -61,12 +61,12 @@ def test_buffer_is_indexed_by_environment_and_step() -> None:
     assert buffer.length == 4
 
 
-def test_add_to_a_full_buffer_raises() -> None:
+def test_add_to_a_full_rollout_buffer_raises() -> None:
     with pytest.raises(RuntimeError, match="holds 4 steps and is full"):
         filled(5)
 
 
-def test_sequences_have_whole_environments_and_their_start_state() -> None:
+def test_sequences_of_the_buffer_have_all_steps_and_the_lstm_state_at_their_start() -> None:
     buffer = filled()
     state, blueprint_indices, actions, masks, hidden, fresh = buffer.get_batched_sequences(slice(1, 3))
     assert torch.equal(state, buffer.state[1:])
@@ -78,7 +78,7 @@ def test_sequences_have_whole_environments_and_their_start_state() -> None:
     assert len(buffer.get_batched_sequences()[0]) == 3
 
 
-def test_join_concatenates_environments() -> None:
+def test_join_of_rollout_buffers_concatenates_environments() -> None:
     first, second = filled(), filled()
     second.state += 0.25
     second.hidden[1].add_(0.25)

@@ -8,13 +8,13 @@ from tests.leyline.building import facts_of, put, space_of
 
 HELD = {"age": 9, "alpha": 1.0, "alpha_target": 1.0, "blueprint": 7, "epochs_in_stage": 2}
 LATE = 19
-"""Epoch (of 20) too late for a germination, so that the other rules apply."""
+"""Epoch, of 20, that is too late for a germination, so that only rules for existing seeds apply."""
 
 
 def decide(
     table: SlotTable, epoch: int = LATE, space: ActionSpace | None = None, **settings: Any
 ) -> list[int]:
-    """Return the first action of a new controller for a table of one environment."""
+    """Return the first action of a new heuristic controller for the slot table of one environment."""
     space = space or space_of(table.num_slots)
     controller = HeuristicController(space, 1, HeuristicSettings(**settings))
     actions = controller.decide(facts_of(epoch), table).actions
@@ -22,7 +22,7 @@ def decide(
 
 
 def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
-    """Return a table of three slots with a seed in HOLDING in the middle one."""
+    """Return a table of three slots with a seed in HOLDING in the middle slot."""
     table = SlotTable.empty(1, 3)
     columns = {**HELD, "contribution": contribution, "contribution_error": error, **columns}
     put(table, 1, Stage.HOLDING, **columns)
@@ -30,7 +30,7 @@ def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
 
 
 class Episode:
-    """Episode with eight slots, a norm seed in slot 0; every germination succeeds."""
+    """Episode with eight slots and a seed of blueprint norm in slot 0; every germination succeeds."""
 
     def __init__(self, **settings: Any) -> None:
         settings = {"rotation": ("norm", "conv_heavy"), **settings}

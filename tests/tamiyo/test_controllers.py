@@ -20,7 +20,7 @@ from tests.tamiyo.policy.small_policies import busy_table
 WAIT = [0, 0, 0, 0, 1, 2, 0, 0]
 
 
-def test_off_controller_waits() -> None:
+def test_off_controller_waits_in_every_environment() -> None:
     controller = OffController(space_of(4))
     assert controller.decide(facts_of(num_envs=2), busy_table(2)).actions.tolist() == [WAIT, WAIT]
 
@@ -30,7 +30,7 @@ def test_random_controller_draws_legal_ops_uniformly() -> None:
     table = busy_table(600)
     actions = controller.decide(facts_of(num_envs=600), table).actions
     ops = Counter(actions[:, Head.OP].tolist())
-    # All six are legal, so 100 of each are expected; sd = sqrt(600 · 1/6 · 5/6) = 9.
+    # Expected count of each of six legal ops is 100, with standard deviation sqrt(600 · 1/6 · 5/6) = 9.
     assert set(ops) == set(LifecycleOp)
     assert all(60 < count < 140 for count in ops.values())
 
@@ -62,7 +62,7 @@ def play(controller: RandomController, num_envs: int, steps: int = 12) -> list[I
     return [controller.decide(facts_of(num_envs=num_envs), table).actions for _ in range(steps)]
 
 
-def test_random_actions_of_an_environment_do_not_depend_on_the_others() -> None:
+def test_random_actions_of_an_environment_do_not_depend_on_other_environments() -> None:
     space = space_of(4)
     alone = np.array(play(RandomController(space, 5, [3]), 1))[:, 0]
     among = np.array(play(RandomController(space, 5, [0, 1, 2, 3, 4]), 5))
@@ -110,7 +110,7 @@ def test_periodic_controller_fossilizes_between_germinations() -> None:
     assert controller.decide(facts_of(1), table).actions[0, :2].tolist() == [LifecycleOp.FOSSILIZE, 1]
 
 
-def test_periodic_controller_advances_seeds_without_auto_forward() -> None:
+def test_periodic_controller_uses_the_op_advance_if_auto_forward_is_off() -> None:
     space = space_of(auto_forward=False, min_training_epochs=2)
     controller = PeriodicController(space, parse_plan("norm@r0c0:0", space))
     table = SlotTable.empty(1, 3)
@@ -143,7 +143,7 @@ def everyone(num_slots: int, num_envs: int, **rules: object) -> list[Controller]
     ]
 
 
-def test_all_controllers_satisfy_the_protocol_and_have_a_name() -> None:
+def test_all_controllers_satisfy_the_controller_protocol_and_have_a_name() -> None:
     makers = everyone(3, 1)
     assert all(isinstance(maker, Controller) for maker in makers)
     assert [maker.name for maker in makers] == ["off", "random", *["periodic"] * 2, *["heuristic"] * 2]

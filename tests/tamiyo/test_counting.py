@@ -17,7 +17,7 @@ SPACE = ActionSpace(SlotConfig.of_count(3), LifecycleRules(), (1,), NAMES)
 
 
 MINIBATCHES = 100
-"""Minibatches per step."""
+"""Minibatches per step of the simulated training."""
 
 
 def facts(step: int, *losses: float, minibatches: int = MINIBATCHES) -> EpochFacts:
@@ -59,45 +59,50 @@ def falling(by: float, scale: float = 1.0) -> Callable[[int], float]:
     return lambda step: scale * (1.0 - by * math.log2(max(step, 1) / 16))
 
 
-def test_no_germination_while_the_loss_falls_faster_than_promised():
-    # The fit is exact: at step 9, the first with enough points, a doubling reduces the loss by 0.1 of
-    # 1 + 0.1 · log2(16 / 9) = 1.083, which is 9.2 %, and later more; 0.09 of 1.075 is 8.4 %. Growth
-    # promises 9 %.
+def test_no_germination_while_the_loss_falls_faster_than_growth_promises():
+    # Step 9 is the first with enough points for a fit.
+    # Loss at step 9 is 1 + 0.1 · log2(16 / 9) = 1.083, and a doubling of compute reduces this loss by 9.2 %.
+    # With a reduction of 0.09 per doubling the loss at step 9 is 1.075, and a doubling reduces it by 8.4 %.
+    # Growth promises a reduction of 9 %.
     assert grown_at(falling(0.1)) == []
     assert grown_at(falling(0.09))[0] == (9, 0)
 
 
 def test_constant_loss_germinates_upstream_first_after_each_settling_time():
-    # 500 minibatches are 5 steps: the last doubling has them at step 9 (4 … 9). Then 5 steps from 1.25 · 9 =
-    # 11: 16. Then half a doubling from 1.25 · 16 = 20: 28.3. There are three slots.
+    # First germination at step 9: the fit over steps 4 to 9 has the minimum of 500 minibatches (5 steps).
+    # Second germination at step 16: 5 steps after the settling time, which ends at step 1.25 · 9 = 11.
+    # Third germination at step 29: half a doubling of compute after settling at step 1.25 · 16 = 20.
+    # No slot is free after three germinations.
     assert grown_at(lambda step: 2.0) == [(9, 0), (16, 1), (29, 2)]
 
 
-def test_no_germination_while_the_slope_is_uncertain():
-    # A constant loss that alternates by 5 %: over 4 … 9 the slope is 3.8 % and its standard error 6.1 %, over
-    # 5 … 10 they are −4.3 % and 6.9 %.
+def test_no_germination_while_the_slope_of_the_loss_is_uncertain():
+    # The loss alternates by 5 % around a constant.
+    # Fit over steps 4 to 9: slope 3.8 %, standard error 6.1 %.
+    # Fit over steps 5 to 10: slope −4.3 %, standard error 6.9 %.
     assert grown_at(lambda step: 2.0 + 0.1 * (-1) ** step)[0] == (10, 0)
 
 
-def test_nan_loss_in_the_fit_prevents_germination():
-    assert grown_at(lambda step: math.nan if step == 8 else 2.0)[0] == (18, 0)  # 17 // 2 is still 8
+def test_nan_loss_among_the_fitted_losses_prevents_germination():
+    # Fits start at half the present step, so step 8 is in all fits until step 17.
+    assert grown_at(lambda step: math.nan if step == 8 else 2.0)[0] == (18, 0)
 
 
 def test_germinations_do_not_depend_on_the_scale_of_the_loss():
     assert grown_at(falling(0.05, 100.0)) == grown_at(falling(0.05)) != []
 
 
-def test_fit_needs_a_minimum_of_minibatches():
-    # Ten minibatches per step: the last doubling has 500 of them from step 99 on (49 … 99).
+def test_first_germination_waits_for_a_minimum_of_minibatches():
+    # At ten minibatches per step, the fit over steps 49 to 99 is the first with 500 minibatches.
     assert grown_at(lambda step: 2.0, steps=110, minibatches=10) == [(99, 0)]
 
 
-def test_fit_needs_a_minimum_of_steps():
-    # 1,000 minibatches per step; five points are needed nevertheless: 3 … 7.
+def test_first_germination_waits_for_a_minimum_of_steps():
+    # At 1,000 minibatches per step, the fit over steps 3 to 7 is the first with five points.
     assert grown_at(lambda step: 2.0, minibatches=1000)[0] == (7, 0)
 
 
-def test_environments_have_separate_curves_that_reset_clears():
+def test_environments_have_separate_loss_curves_that_reset_clears():
     controller, table = CountingController(SPACE, 2), SlotTable.empty(2, 3)
     for _ in range(2):
         controller.reset(0)
@@ -117,7 +122,7 @@ def test_controller_waits_without_a_legal_germination():
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_tempo_head_is_fixed_if_seeds_enter_at_once(at_once):
+def test_tempo_head_is_fixed_if_the_first_alpha_ramp_has_length_0(at_once):
     space = ActionSpace(SlotConfig.of_count(3), LifecycleRules(enters_at_once=at_once), (1,), NAMES)
     masks = compute_batch_masks(SlotTable.empty(1, 3), space)
     assert (int(Head.TEMPO) in masks.held) == at_once

@@ -7,20 +7,22 @@ from tests.leyline.building import env_facts, facts_of, put, space_of
 from tests.tamiyo.heuristic_episodes import HELD, Episode, decide, held
 
 
-def test_seed_with_positive_lower_bound_is_fossilized() -> None:
-    assert decide(held(2.0)) == [LifecycleOp.FOSSILIZE, 1, 0, 0, 1, 2, 0, 0]  # 2 − 1.96 > 0
-    assert decide(held(1.9))[0] == LifecycleOp.WAIT  # 1.9 − 1.96 < 0
+def test_seed_with_positive_lower_bound_of_its_contribution_is_fossilized() -> None:
+    # Lower bound 2 − 1.96 is positive.
+    assert decide(held(2.0)) == [LifecycleOp.FOSSILIZE, 1, 0, 0, 1, 2, 0, 0]
+    assert decide(held(1.9))[0] == LifecycleOp.WAIT  # Lower bound 1.9 − 1.96 is negative.
     assert decide(held(float("nan"), float("nan")))[0] == LifecycleOp.WAIT, (
         "an unknown contribution does not decide"
     )
 
 
-def test_seed_with_negative_upper_bound_is_pruned() -> None:
-    assert decide(held(-2.0)) == [LifecycleOp.PRUNE, 1, 0, 0, 1, 2, 0, 0]  # −2 + 1.96 < 0
+def test_seed_with_negative_upper_bound_of_its_contribution_is_pruned() -> None:
+    # Upper bound −2 + 1.96 is negative.
+    assert decide(held(-2.0)) == [LifecycleOp.PRUNE, 1, 0, 0, 1, 2, 0, 0]
     assert decide(held(-1.9))[0] == LifecycleOp.WAIT
 
 
-def test_contribution_counts_at_constant_alpha_and_not_during_a_ramp() -> None:
+def test_contribution_decides_at_constant_alpha_and_not_during_an_alpha_ramp() -> None:
     table = held(-5.0)
     put(table, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=4)
     assert decide(table)[:2] == [LifecycleOp.PRUNE, 1]
@@ -48,14 +50,15 @@ def test_best_seed_is_fossilized_first_and_worst_pruned_first() -> None:
 
 def test_strict_rules_fossilize_only_seeds_that_pass_gate_g5() -> None:
     strict = space_of(strict_fossilize=True, min_contribution=1.0)
-    assert decide(held(2.5), space=strict)[0] == LifecycleOp.WAIT  # lower bound 0.54 < 1
-    assert decide(held(3.0), space=strict)[0] == LifecycleOp.FOSSILIZE  # 1.04
+    # Lower bound 0.54 is below the minimum of 1.
+    assert decide(held(2.5), space=strict)[0] == LifecycleOp.WAIT
+    assert decide(held(3.0), space=strict)[0] == LifecycleOp.FOSSILIZE  # Lower bound 1.04 is above 1.
     assert decide(held(2.5, epochs_in_stage=5), space=strict)[0] == LifecycleOp.PRUNE, (
         "stuck, since the gate refuses"
     )
 
 
-def test_germinate_comes_after_fossilize_and_prune() -> None:
+def test_heuristic_germinates_only_if_no_seed_is_fossilized_or_pruned() -> None:
     assert decide(SlotTable.empty(1, 3), epoch=0) == [LifecycleOp.GERMINATE, 1, 7, 0, 0, 2, 0, 0]
     assert decide(held(2.0), epoch=1)[0] == LifecycleOp.FOSSILIZE
     assert decide(held(-2.0), epoch=1)[0] == LifecycleOp.PRUNE
@@ -65,24 +68,27 @@ def test_germinate_comes_after_fossilize_and_prune() -> None:
 @pytest.mark.parametrize(
     ("auto_forward", "last"),
     [
-        (True, 14),  # 20 − (2 incubation + 3 ramp + 1 to be evaluated)
-        (False, 13),  # GERMINATED lasts an epoch
+        # Last epoch for planting: horizon 20 minus 2 epochs of incubation, 3 of the ramp and 1 of evaluation.
+        (True, 14),
+        (False, 13),  # Without auto-forward a seed spends one more epoch in GERMINATED.
     ],
 )
-def test_no_germination_when_too_few_epochs_are_left_to_evaluate_it(auto_forward: bool, last: int) -> None:
+def test_no_germination_when_too_few_epochs_are_left_to_evaluate_a_seed(
+    auto_forward: bool, last: int
+) -> None:
     space, table = space_of(auto_forward=auto_forward), SlotTable.empty(1, 3)
     assert decide(table, epoch=last, space=space)[0] == LifecycleOp.GERMINATE
     assert decide(table, epoch=last + 1, space=space)[0] == LifecycleOp.WAIT
 
 
-def test_heuristic_advances_seeds_without_auto_forward() -> None:
+def test_heuristic_uses_the_op_advance_if_auto_forward_is_off() -> None:
     space, table = space_of(auto_forward=False), SlotTable.empty(1, 3)
     put(table, 2, Stage.GERMINATED)
     assert decide(table, epoch=1, space=space)[:2] == [LifecycleOp.ADVANCE, 2]
     assert decide(table, epoch=1)[0] == LifecycleOp.GERMINATE, "with auto-forward ADVANCE is not needed"
 
 
-def test_penalties_of_repeated_removals_add_up() -> None:
+def test_blueprint_penalties_of_repeated_removals_add_up() -> None:
     episode = Episode(penalty_steps=2)
     put(episode.table, 1, Stage.TRAINING, blueprint=3)
     episode.plant(0)
@@ -91,7 +97,7 @@ def test_penalties_of_repeated_removals_add_up() -> None:
     assert [episode.plant(epoch) for epoch in range(1, 6)] == [7, 7, 7, 7, 3]
 
 
-def test_seed_with_a_prune_ramp_is_penalised_once() -> None:
+def test_blueprint_of_a_seed_with_a_prune_ramp_is_penalised_once() -> None:
     episode = Episode(penalty_steps=2)
     put(episode.table, 0, Stage.BLENDING, alpha=1.0, ramp_epochs=3)
     episode.plant(0)
@@ -109,7 +115,7 @@ def test_failed_germination_penalises_its_blueprint() -> None:
     assert episode.plant(1) == 7
 
 
-def test_fossilized_seed_is_not_penalised() -> None:
+def test_blueprint_of_a_fossilized_seed_is_not_penalised() -> None:
     episode = Episode()
     episode.plant(0)
     episode.table.stage[0, 0] = Stage.FOSSILIZED
@@ -118,7 +124,7 @@ def test_fossilized_seed_is_not_penalised() -> None:
 
 @pytest.mark.parametrize("restart", ["reset", "epoch 0"])
 @pytest.mark.parametrize("remembered", ["a loss", "a seed"])
-def test_new_episode_starts_without_penalties(restart: str, remembered: str) -> None:
+def test_new_episode_starts_without_blueprint_penalties(restart: str, remembered: str) -> None:
     episode = Episode()
     episode.plant(0)
     if remembered == "a loss":
@@ -131,7 +137,7 @@ def test_new_episode_starts_without_penalties(restart: str, remembered: str) -> 
     assert episode.plant(0 if restart == "epoch 0" else 1) == 3, "the first of the rotation"
 
 
-def test_reset_clears_the_plateau() -> None:
+def test_reset_of_the_heuristic_clears_the_plateau_count() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=1))
     table = SlotTable.empty(1, 3)
     ops = [controller.decide(facts_of(epoch), table).actions[0, Head.OP] for epoch in range(2)]
@@ -150,7 +156,7 @@ def test_no_seed_is_both_fossilized_and_pruned() -> None:
     assert (worthy[0, 1], unwanted[0, 1]) == (False, True), "at the horizon only seeds in HOLDING are kept"
 
 
-def test_environments_are_independent() -> None:
+def test_heuristic_decides_for_each_environment_independently() -> None:
     controller = HeuristicController(space_of(1), 2, HeuristicSettings(rotation=("norm", "conv_heavy")))
     table = SlotTable.empty(2, 1)
     put(table, 0, Stage.TRAINING, env=0, blueprint=3)
@@ -159,5 +165,5 @@ def test_environments_are_independent() -> None:
     assert first[:, Head.OP].tolist() == [LifecycleOp.WAIT, LifecycleOp.FOSSILIZE]
     table.clear(0, 0)
     table.clear(1, 0)
-    facts = EpochFacts.stack([env_facts(1), env_facts(0)])  # the second began a new episode
+    facts = EpochFacts.stack([env_facts(1), env_facts(0)])  # Environment 1 is at epoch 0 of a new episode.
     assert controller.decide(facts, table).actions[:, Head.BLUEPRINT].tolist() == [7, 3]

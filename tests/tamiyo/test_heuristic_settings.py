@@ -15,7 +15,7 @@ from tests.tamiyo.heuristic_episodes import Episode, decide, held
 def test_setting_patience_delays_germination_until_a_plateau() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=2))
     table = SlotTable.empty(1, 3)
-    scores = [50.0, 60.0, 60.1, 60.2, 70.0]  # plateau: 0, 0, 1, 2, 0
+    scores = [50.0, 60.0, 60.1, 60.2, 70.0]  # Plateau epochs: 0, 0, 1, 2, 0.
     ops = [controller.decide(facts_of(e, score=s), table).actions[0, Head.OP] for e, s in enumerate(scores)]
     assert ops == [
         LifecycleOp.WAIT,
@@ -32,7 +32,7 @@ def test_setting_rotation_gives_the_order_of_blueprints() -> None:
         decide(SlotTable.empty(1, 3), rotation=("mlp",))
 
 
-def test_the_default_rotation_is_strongest_first() -> None:
+def test_the_default_rotation_has_the_strongest_blueprint_first() -> None:
     cnn = space_of()
     names = [cnn.blueprint_names[index] for index in default_rotation(cnn)]
     assert names == [
@@ -46,18 +46,20 @@ def test_the_default_rotation_is_strongest_first() -> None:
     )
 
 
-def test_user_blueprint_does_not_change_the_order_of_built_in_ones() -> None:
-    # On token hosts the first free index is 1, which is conv_light on image hosts.
+def test_user_blueprint_does_not_change_the_order_of_built_in_blueprints() -> None:
+    # A user's blueprint on a token host gets index 1, which is conv_light on image hosts.
     names = ("noop", "mine", *BLUEPRINT_IDS[2:])
     space = replace(space_of(blueprints=(1, *TRANSFORMER)), blueprint_names=names)
     assert default_rotation(space) == (11, 2, 10, 9, 12, 8, 3, 1)
 
 
 @pytest.mark.parametrize("blueprints", [CNN, TRANSFORMER], ids=["feature_map", "tokens"])
-def test_every_blueprint_is_tried_once_before_a_failed_one_is_repeated(blueprints: tuple[int, ...]) -> None:
+def test_every_blueprint_is_tried_once_before_a_failed_blueprint_is_repeated(
+    blueprints: tuple[int, ...],
+) -> None:
     space = space_of(1, blueprints)
     heuristic = HeuristicController(space, 1)
-    table = SlotTable.empty(1, 1)  # and stays so: no seed survives its first epoch
+    table = SlotTable.empty(1, 1)  # The table stays empty, as if every seed died in its first epoch.
     tried = []
     for epoch in range(8):
         action = heuristic.decide(facts_of(epoch), table).actions
@@ -91,13 +93,13 @@ def test_middle_slots_are_germinated_first() -> None:
     assert planted == [2, 1, 3, 0, 4]
 
 
-def test_the_middle_is_computed_from_enabled_slots() -> None:
+def test_the_middle_slot_is_computed_from_enabled_slots() -> None:
     table = SlotTable.empty(1, 8)
     table.enabled[0, 3:] = False
     assert decide(table, epoch=0)[Head.SLOT] == 1
 
 
-def test_prune_needs_an_epoch_at_constant_alpha_and_fossilize_does_not() -> None:
+def test_seed_is_pruned_only_after_an_epoch_at_constant_alpha_and_fossilized_without() -> None:
     assert decide(held(-5.0, epochs_in_stage=0))[0] == LifecycleOp.WAIT
     assert decide(held(-5.0, epochs_in_stage=1))[0] == LifecycleOp.PRUNE
     assert decide(held(5.0, epochs_in_stage=0))[0] == LifecycleOp.FOSSILIZE
@@ -116,7 +118,7 @@ def test_setting_stuck_epochs_decides_by_sign_of_the_contribution_afterwards(
 
 def test_setting_stuck_epochs_counts_from_the_regular_end_of_a_stage() -> None:
     table = SlotTable.empty(1, 1)
-    put(table, 0, Stage.TRAINING, age=9, epochs_in_stage=5)  # incubation 2
+    put(table, 0, Stage.TRAINING, age=9, epochs_in_stage=5)  # Regular length of TRAINING is 2 epochs.
     assert decide(table, stuck_epochs=3)[0] == LifecycleOp.PRUNE
     assert decide(table, stuck_epochs=4)[0] == LifecycleOp.WAIT
     put(table, 0, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=5)

@@ -1,4 +1,4 @@
-"""Proposals of the plan search: new, valid, and mutations of the best plans."""
+"""Plans proposed by the plan search are new, valid, and later mutations of the best plans."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def entries(plan: str) -> list[tuple[int, int]]:
     return [(entry.step, entry.slot) for entry in parsed.entries]
 
 
-def test_first_plans_vary_in_number_steps_and_blueprints():
+def test_first_plans_vary_in_number_of_seeds_steps_and_blueprints():
     plans = propose({}, 60, SPACE, LAST)
     assert len(set(plans)) == 60
     assert {len(entries(plan)) for plan in plans} == {1, 2, 3}
@@ -27,7 +27,7 @@ def test_first_plans_vary_in_number_steps_and_blueprints():
         assert list(steps) == sorted(set(steps)), "one germination per step"
         assert 0 <= steps[0] < LAST
     firsts = [entries(plan)[0][0] for plan in plans]
-    # Uniform on a logarithmic scale: half of all steps are below √41 - 1 = 5.4, more of the first ones.
+    # Steps are uniform on a logarithmic scale, so the median of 0 to 40 is sqrt(41) - 1 = 5.4.
     assert sum(first <= 5 for first in firsts) > 30
 
 
@@ -54,6 +54,6 @@ def test_later_plans_are_mutations_of_the_best_plans():
 
 @pytest.mark.parametrize("count", [1, 7])
 def test_propose_returns_fewer_plans_if_no_more_exist(count):
-    """One slot, one blueprint and one step: one plan."""
+    """With one slot, one blueprint and one step there is only one plan."""
     space = ActionSpace(SlotConfig.of_count(1), LifecycleRules(), (1,), ("none", "stack"))
     assert propose({}, count, space, 1) == ["stack@r0c0:0"]

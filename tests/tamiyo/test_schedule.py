@@ -37,7 +37,7 @@ def test_rotation_is_parsed_from_text() -> None:
     assert (plan.period, plan.seeds) == (3, (SeedChoice(7), SeedChoice(3, tempo=Tempo.FAST)))
 
 
-def test_rotation_without_blueprints_uses_all_of_the_host() -> None:
+def test_rotation_without_named_blueprints_uses_all_blueprints_of_the_host() -> None:
     plan = parse_plan("every:2", space_of(blueprints=TRANSFORMER))
     assert isinstance(plan, Rotation)
     assert [seed.blueprint for seed in plan.seeds] == [2, 3, 8, 9, 10, 11, 12]
@@ -75,7 +75,7 @@ def test_rotation_without_seeds_raises() -> None:
         Rotation(2, ())
 
 
-def test_schedule_germinates_at_its_step_if_the_slot_is_free() -> None:
+def test_schedule_germinates_at_the_planned_step_if_the_slot_is_free() -> None:
     plan = Schedule((ScheduleEntry(2, 1, HEAVY),))
     assert [plan.due(step, FREE) for step in range(4)] == [None, None, (1, HEAVY), None]
     assert plan.due(2, np.array([True, False, True])) is None

@@ -10,14 +10,14 @@ from tests.leyline.building import env_facts, facts_of
 
 
 def follow(losses: Sequence[float], scores: Sequence[float] | None = None) -> list[TrainingSignals]:
-    """Return the signals of one environment over successive epochs."""
+    """Return the training signals of one environment over successive epochs."""
     tracker = SignalTracker(1)
     scores = scores or [50.0] * len(losses)
     epochs = zip(losses, scores, strict=True)
     return [tracker.update(facts_of(epoch, loss, score)) for epoch, (loss, score) in enumerate(epochs)]
 
 
-def test_first_update_has_zero_deltas_and_constant_histories() -> None:
+def test_first_update_of_a_tracker_has_zero_deltas_and_constant_histories() -> None:
     (signals,) = follow([2.5], [11.0])
     assert signals.loss_delta.tolist() == [0.0]
     assert signals.score_delta.tolist() == [0.0]
@@ -29,7 +29,7 @@ def test_first_update_has_zero_deltas_and_constant_histories() -> None:
     assert (signals.facts.val_loss[0], signals.facts.val_score[0]) == (2.5, 11.0)
 
 
-def test_improvement_is_positive_in_both_deltas() -> None:
+def test_loss_delta_and_score_delta_are_positive_for_an_improvement() -> None:
     signals = follow([2.0, 1.5, 1.75], [10.0, 30.0, 25.0])
     assert [s.loss_delta[0] for s in signals] == [0.0, 0.5, -0.25]
     assert [s.score_delta[0] for s in signals] == [0.0, 20.0, -5.0]
@@ -52,13 +52,13 @@ def test_returned_signals_do_not_change_with_later_updates() -> None:
 
 
 def test_plateau_counts_consecutive_gains_below_half_a_point() -> None:
-    # gains: +0.25, −1, +0.5 (no plateau: 0.5 is a gain), +0.25
+    # Score gains are +0.25, −1, +0.5, +0.25; a gain of 0.5 ends the plateau.
     signals = follow([1.0] * 5, [50.0, 50.25, 49.25, 49.75, 50.0])
     assert [s.plateau_epochs[0] for s in signals] == [0, 1, 2, 0, 1]
 
 
 def test_stabilised_stays_true_after_three_settled_epochs() -> None:
-    # relative gains: 50 % | 2 %, 0, −4 % → latched | 50 % stays latched
+    # Relative loss gains are 50 %, then 2 %, 0 and −4 % in three settled epochs, then 50 %.
     losses = [200.0, 100.0, 98.0, 98.0, 101.92, 50.96]
     assert [bool(s.stabilised[0]) for s in follow(losses)] == [False, False, False, False, True, True]
 
@@ -66,22 +66,22 @@ def test_stabilised_stays_true_after_three_settled_epochs() -> None:
 @pytest.mark.parametrize(
     ("third", "stable"),
     [
-        (97.0, False),  # exactly +3 %: outside, the interval is open
+        (97.0, False),  # Gain +3 % is outside of the open interval.
         (97.5, True),
         (104.5, True),
-        (105.0, False),  # exactly −5 %
+        (105.0, False),  # Gain −5 % is outside of the open interval.
     ],
 )
-def test_settled_interval_is_open(third: float, stable: bool) -> None:
+def test_loss_gains_at_the_ends_of_the_settled_interval_are_not_settled(third: float, stable: bool) -> None:
     assert bool(follow([100.0, 100.0, 100.0, third])[-1].stabilised[0]) is stable
 
 
-def test_unsettled_epoch_resets_the_settled_count() -> None:
+def test_unsettled_epoch_resets_the_count_of_settled_epochs() -> None:
     signals = follow([100.0, 100.0, 100.0, 90.0, 90.0, 90.0, 90.0])
     assert [bool(s.stabilised[0]) for s in signals] == [False] * 6 + [True]
 
 
-def test_best_loss_and_score_are_kept() -> None:
+def test_tracker_keeps_best_loss_and_best_score_of_the_episode() -> None:
     signals = follow([2.0, 1.0, 3.0], [10.0, 40.0, 20.0])
     assert [s.best_loss[0] for s in signals] == [2.0, 1.0, 1.0]
     assert [s.best_score[0] for s in signals] == [10.0, 40.0, 40.0]
@@ -105,9 +105,10 @@ def test_gain_ratio_compares_the_loss_with_the_trend_before_germination() -> Non
         return float(tracker.update(EpochFacts.stack([facts])).gain_ratio[0])
 
     assert all(np.isnan([ratio(0, 3.0), ratio(1, 2.8), ratio(2, 2.6)]))
-    # Germinated at loss 2.6 with slope 0.2 per step: 0.4 is twice that, 0.5 in two steps 1.25 times.
+    # Before the germination at loss 2.6 the loss fell by 0.2 per step.
+    # After the germination it falls by 0.4 in one step (ratio 2) and 0.5 in two steps (ratio 1.25).
     assert [ratio(3, 2.2, OP_GERMINATE), ratio(4, 2.1)] == pytest.approx([2.0, 1.25])
-    # The next germination at loss 2.1 has slope (3.0 - 2.1) / 4 per step.
+    # Before the next germination the loss fell by (3.0 - 2.1) / 4 per step.
     assert ratio(5, 2.325, OP_GERMINATE) == pytest.approx(-1.0)
     assert np.isnan(ratio(0, 3.0)), "new episode"
 
@@ -131,7 +132,7 @@ def test_epoch_0_restarts_the_trends_of_one_environment_only() -> None:
 
 
 @pytest.mark.parametrize("epoch", [0, 4])
-def test_update_after_reset_is_a_first_update(epoch: int) -> None:
+def test_update_of_a_tracker_after_reset_equals_a_first_update(epoch: int) -> None:
     tracker = SignalTracker(1)
     for before in range(5):
         tracker.update(facts_of(before, 2.0, 50.0))

@@ -13,7 +13,7 @@ class SaveError(EsperError):
     def __init__(self, sentence: str, reason: str | None = None) -> None:
         super().__init__(sentence)
         self.reason = reason
-        """Message of the operating system, None if there is none."""
+        """Message of the operating system that explains the failed write, or None."""
 
 
 def write_durably(path: Path, content: bytes | bytearray) -> None:
@@ -51,7 +51,7 @@ def partial_of(path: Path) -> Path:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Flush a file or folder with fsync, so that it survives a power failure; raises ``OSError``."""
+    """Flush a file or folder with fsync, so that its content survives a power failure; raises ``OSError``."""
     file = os.open(path, os.O_RDONLY)
     try:
         os.fsync(file)

@@ -8,12 +8,12 @@ CACHE_VARIABLE = "ESPER_CACHE"
 
 
 def cache_folder(name: str) -> Path:
-    """Return the cache folder ``name``; it may not exist yet.
+    """Return the path of the cache folder ``name``, which may not exist yet.
 
-    ``ESPER_CACHE`` names the parent folder; the default is ``~/.cache/esper``.
+    The environment variable ``ESPER_CACHE`` names the parent folder; the default is ``~/.cache/esper``.
     """
     base = os.environ.get(CACHE_VARIABLE)
     try:
         return Path(base or Path.home() / ".cache" / "esper") / name
-    except RuntimeError:  # the user has no home directory
+    except RuntimeError:  # Path.home fails for a user without a home directory.
         return Path(tempfile.gettempdir()) / "esper" / name

@@ -1,15 +1,15 @@
 """Names of the row files in a run's telemetry folder, for the writer and all readers.
 
 ``rows-00007.jsonl``: rows of training iteration 7, all tables in order of writing. Each line is a JSON object
-that begins with the name of its table. Number 0 holds the rows before the first iteration. The writer renames
-the file to this name when the iteration is complete. A run without a training appends to one file until it
-reaches its size limit.
+that begins with the name of its table. ``rows-00000.jsonl`` holds the rows before the first iteration. The
+writer gives a row file its final name when the iteration is complete. A run without a policy training appends
+to one row file until the file reaches its size limit.
 
-``rows-00000-00007``: folder with the rows of numbers 0 to 7 as Parquet, one file per table. JSON lines of a
-number within the range are duplicates, and readers ignore them.
+``rows-00000-00007``: folder with the rows of iterations 0 to 7 as Parquet, one file per table. Readers ignore
+JSON lines of an iteration that is also in a Parquet folder.
 
 ``unfinished-00008``: folder with the JSON lines of an iteration in progress, one file per shard of
-environments. Readers use it when the iteration was never completed and no process writes the run.
+environments. Readers use an unfinished folder only if no process writes the run any more.
 """
 
 import os
@@ -30,14 +30,14 @@ _UNFINISHED: Final = re.compile(UNFINISHED + r"([0-9]{5,})")
 
 
 class RowMark(NamedTuple):
-    """Position of the writer at a checkpoint: last iteration with a row file, and seconds since the start."""
+    """Position of the row writer at a checkpoint: last iteration with a row file, seconds since run start."""
 
     iteration: Annotated[int, msgspec.Meta(ge=0)]
     seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RowSpan(NamedTuple):
-    """One file of JSON lines or one Parquet folder, with the range of numbers that it holds."""
+    """One file of JSON lines or one Parquet folder, with the range of iterations whose rows are in it."""
 
     first: int
     last: int
@@ -49,17 +49,17 @@ class RowSpan(NamedTuple):
 
 
 class RowFiles(NamedTuple):
-    """All files and folders with rows of one run, in order of their numbers."""
+    """All files and folders with rows of one run, in order of iterations."""
 
     spans: list[RowSpan]
     unfinished: list[RowSpan]
-    """Folders of iterations that are not complete."""
+    """Row folders of iterations that are not complete."""
     superseded: list[RowSpan]
-    """Files and folders whose rows are also in another span."""
+    """Row files and folders whose rows are also in another file or folder of the run."""
 
     @property
     def last(self) -> int:
-        """Highest complete number, -1 if there is none."""
+        """Last iteration with a complete row file, -1 if there is none."""
         return self.spans[-1].last if self.spans else -1
 
     @property
@@ -72,34 +72,34 @@ class RowFiles(NamedTuple):
 
 
 def lines_path(telemetry: Path, number: int) -> Path:
-    """Return the path of the JSON lines of one number."""
+    """Return the path of the JSON lines of one iteration."""
     return telemetry / f"rows-{number:05d}.jsonl"
 
 
 def parquet_path(telemetry: Path, first: int, last: int) -> Path:
-    """Return the path of the Parquet folder of a range of numbers."""
+    """Return the path of the Parquet folder of a range of iterations."""
     return telemetry / f"rows-{first:05d}-{last:05d}"
 
 
 def unfinished_path(telemetry: Path, number: int) -> Path:
-    """Return the path of the folder of an iteration in progress."""
+    """Return the path of the row folder of an iteration in progress."""
     return telemetry / f"{UNFINISHED}{number:05d}"
 
 
 def row_files(telemetry: Path) -> RowFiles:
     """List the row files of a run.
 
-    The folder is listed until two listings are equal: a single listing can miss lines that a running writer
-    is converting to Parquet.
+    The telemetry folder is listed until two listings are equal: a single listing can miss JSON lines that a
+    running writer is converting to Parquet.
 
     Raises:
-        EsperError: The numbers have a gap.
+        EsperError: The row files of an iteration are missing.
     """
     names = sorted(os.listdir(telemetry))
     while names != (again := sorted(os.listdir(telemetry))):
         names = again
     found = RowFiles([], [], [])
-    # Of two spans with the same start the longer one comes first: Parquet before the lines that it replaces.
+    # Of two spans with the same start the longer is first: Parquet before the JSON lines that it replaces.
     for span in sorted(_spans(telemetry, names), key=lambda span: (span.first, -span.last)):
         if span.last <= found.last:
             found.superseded.append(span)
@@ -121,14 +121,14 @@ def _spans(telemetry: Path, names: list[str]) -> list[RowSpan]:
 
 
 def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> None:
-    """Sort the complete lines of a file by table and append them to ``into``, without the table names.
+    """Append the complete JSON lines of a file to the lists of their tables in ``into``, without table names.
 
-    Bytes after the last newline are ignored: that line is still being written, or was cut off.
+    Bytes after the last newline are ignored: the last line is still being written, or was cut off.
 
     Args:
         path: File that ``content`` was read from, for error messages.
         content: Content of the file.
-        into: Lines by table, extended in place.
+        into: JSON lines by table, extended in place.
     """
     tables = {table.encode(): into.setdefault(table, []) for table in TABLES}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
@@ -148,7 +148,7 @@ def check_layout(telemetry: Path) -> None:
 
 
 def _version(lines: Path) -> int | None:
-    """Return the schema version in the run row, which is the first line; None while it is missing."""
+    """Return the schema version in the run row, the first JSON line; None while the run row is missing."""
     with lines.open("rb") as file:
         found = re.search(rb'"schema_version":(\d+)', file.read(10_000))
     return int(found[1]) if found else None

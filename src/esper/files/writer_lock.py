@@ -12,7 +12,7 @@ from esper.leyline.errors import RunDirectoryError
 LOCK_FILE: Final = "writer.lock"
 TRIES: Final = 100
 PAUSE_SECONDS: Final = 0.01
-"""Pause between tries. ``is_being_written`` holds a shared lock for a moment, so one try may fail."""
+"""Seconds between tries to lock; ``is_being_written`` briefly holds a shared lock, so a try may fail."""
 
 
 class WriterLock:
@@ -35,7 +35,7 @@ class WriterLock:
             raise RunDirectoryError(f"run directory '{telemetry.parent}' {reason}") from error
 
     def release(self) -> None:
-        """Release the lock; a second call does nothing."""
+        """Release the writer's lock; a second call does nothing."""
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)

@@ -1,7 +1,8 @@
 """Column specifications of every table, derived from the row types.
 
-Writers, SQL, axis labels and documentation share them. Names and types come from the Structs in ``rows.py``;
-unit, meaning and healthy band from the ``Column`` in the annotation, which every field must have.
+Writers, SQL, axis labels and documentation share the column specifications. Names and types of columns come
+from the Structs in ``rows.py``. Unit, meaning and normal range of a column come from the ``Column`` in the
+annotation of its field.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ _FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = {
     bool: ("flag", "BOOLEAN"),
     Any: ("anything", "JSON"),
 }
-"""Name in documentation and type in SQL, by Python type."""
+"""Name in documentation and type in SQL of each Python type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +28,14 @@ class ColumnSpec(Column):
 
     name: str
     type_name: str
-    """Type for documentation: number, text, list of flags ..."""
+    """Type of the column in documentation: number, text, list of flags ..."""
     sql_type: str
-    """Type in DuckDB; entries of lists and maps may be null."""
+    """Type of the column in DuckDB; entries of lists and maps may be null."""
     may_be_unknown: bool
-    """null is allowed and means: not measured."""
+    """The column may be null, which means: not measured."""
     is_float: bool
     nests_floats: bool
-    """The value is a list or map that may contain floats."""
+    """Values of the column are lists or maps that may contain floats."""
 
 
 def columns_of(table: str, row_type: type[Row]) -> tuple[ColumnSpec, ...]:
@@ -61,7 +62,7 @@ def _column(table: str, name: str, hint: object) -> ColumnSpec:
 
 
 def _split_unknown(declared: Any) -> tuple[Any, bool]:
-    """Return the declared type without None, and whether None was part of it."""
+    """Return a declared type without None, and whether None was part of the type."""
     if get_origin(declared) not in (Union, UnionType):
         return declared, False
     members = [member for member in get_args(declared) if member is not NoneType]
@@ -71,7 +72,7 @@ def _split_unknown(declared: Any) -> tuple[Any, bool]:
 
 
 def _described(declared: Any) -> tuple[str, str, bool]:
-    """Return name, SQL type and whether floats may occur; nested types may include None."""
+    """Return name and SQL type of a Python type, and whether its values may contain floats."""
     known, may_be_unknown = _split_unknown(declared)
     kind = get_origin(known)
     if kind in (list, dict):
@@ -94,6 +95,6 @@ def _described(declared: Any) -> tuple[str, str, bool]:
 COLUMNS: Final[Mapping[str, tuple[ColumnSpec, ...]]] = {
     table: columns_of(table, row_type) for table, row_type in TABLES.items()
 }
-"""Columns by table."""
+"""Column specifications by name of the table."""
 TABLE_OF: Final[Mapping[type[Row], str]] = {row: table for table, row in TABLES.items()}
 """Name of the table by row type."""

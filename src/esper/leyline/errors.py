@@ -1,4 +1,4 @@
-"""Errors that a user can act on: each message names the value found, the allowed ones and the remedy."""
+"""Errors that a user can act on: each message names the value found, the allowed values and the remedy."""
 
 import difflib
 import inspect
@@ -17,13 +17,13 @@ class EsperError(Exception):
 
 
 class UnknownNameError(EsperError):
-    """A name is not among the allowed ones; the message suggests close matches.
+    """A name is not among the allowed names; the message suggests close matches.
 
     Args:
-        kind: Kind of name, for the message: "blueprint", "task" ...
-        found: Name that was given.
-        allowed: Names that are possible.
-        hint: Sentence added at the end.
+        kind: Kind of name in the error message: "blueprint", "task" ...
+        found: Unknown name that was given.
+        allowed: Names that exist.
+        hint: Sentence added at the end of the error message.
     """
 
     def __init__(self, kind: str, found: str, allowed: Iterable[str], hint: str = "") -> None:

@@ -1,8 +1,8 @@
 """Eight-headed actions: enumerations, lookup tables for action arrays ``[env, 8]``, and ``FactoredAction``.
 
-The step loop uses integer arrays and the lookup tables. Every table is derived from the enumerations and
-compared with literal values at import. ``FactoredAction`` is for display and tests; the step loop never
-builds one.
+The step loop uses integer arrays and the lookup tables. Every lookup table is derived from the enumerations
+and compared with literal values at import. ``FactoredAction`` is for display and tests; the step loop never
+builds a ``FactoredAction``.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class AlphaTarget(IntEnum):
 
 
 class AlphaSpeed(IntEnum):
-    """Length of a later alpha ramp."""
+    """Length of an alpha ramp after the first one of a seed."""
 
     INSTANT = 0
     FAST = 1
@@ -151,7 +151,7 @@ TRANSFORMER_BLUEPRINTS: Final = _blueprints("norm lora lora_large attention flex
 FEATURE_BLUEPRINTS: Final = _blueprints("norm lora lora_large mlp_small mlp")
 
 BLUEPRINT_NULL_INDEX: Final = 13
-"""Embedding row of an empty slot."""
+"""Row of the blueprint embedding that stands for an empty slot."""
 DEFAULT_BLUEPRINT_EMBED_DIM: Final = 4
 DEFAULT_LSTM_HIDDEN_DIM: Final = 256
 DEFAULT_FEATURE_DIM: Final = 256
@@ -184,7 +184,7 @@ def head_sizes(num_slots: int) -> tuple[int, ...]:
 
 
 def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
-    """Return the heads that have an effect, bool ``[env, head]``.
+    """Return the heads of each action that have an effect, bool ``[env, head]``.
 
     ``alpha [env]`` is the alpha of the slot in the action. At alpha 0 a removal has no ramp, so speed and
     curve are not read; at speed INSTANT the curve is not read.
@@ -217,7 +217,7 @@ def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
 
 
 def _check_tables() -> None:
-    """Compare the derived tables with literal values. Uses ``raise``, since ``python -O`` removes asserts."""
+    """Compare lookup tables with literal values; raises errors, since ``python -O`` removes asserts."""
     names = (
         "WAIT GERMINATE SET_ALPHA_TARGET PRUNE FOSSILIZE ADVANCE",
         "NOOP CONV_LIGHT ATTENTION NORM DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY"

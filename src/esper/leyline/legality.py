@@ -1,7 +1,7 @@
 """Legal (op, slot) pairs, for action masks, actuator and controllers.
 
-Only impossible pairs are illegal; timing and quality are left to the controller. A legal action is attempted,
-and only a named gate can still refuse it.
+Only impossible (op, slot) pairs are illegal; timing and quality are left to the controller. A legal action is
+attempted, and only a named gate can still refuse it.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from esper.leyline.stages import Stage
 
 
 def legal_slots_by_op(table: SlotTable, rules: LifecycleRules) -> BoolArray:
-    """Return a bool array ``[env, op, slot]``, true where the op is possible on that slot.
+    """Return a bool array ``[env, op, slot]``, true where the op is possible on the slot.
 
     WAIT reads no slot, so it is legal for the canonical slot alone, in every environment.
     """

@@ -13,35 +13,35 @@ class PolicyOutput(NamedTuple):
     """Probabilities and value that a policy computed for one decision."""
 
     masked: list[bool]
-    """Whether some choices were masked, per head."""
+    """Whether some values of a head were masked, one flag per head."""
     log_probs: list[float]
     """Log-probability of the chosen value, per head; 0 for heads without a choice."""
     op_probs: list[float]
-    """Probability of every op; 0 for masked ones."""
+    """Probability of every op; 0 for masked ops."""
     value: float
 
 
 class Reward(NamedTuple):
-    """A reward and its terms, which sum to it."""
+    """Reward with its terms; the sum of the terms is the reward."""
 
     total: float
     terms: Mapping[str, float]
 
 
 class EventSink(Protocol):
-    """Receiver of rows: a writer, a live view, a list in a test."""
+    """Receiver of telemetry rows: a writer, a live view, a list in a test."""
 
     def emit(self, row: Row) -> None:
-        """Receive one row."""
+        """Receive one telemetry row."""
 
 
 class Decisions(NamedTuple):
     """Actions of all environments for one step."""
 
     actions: IntArray
-    """``[env, 8]``."""
+    """Actions ``[env, 8]``."""
     outputs: Sequence[PolicyOutput] | None = None
-    """One per environment if the controller is a policy, else None."""
+    """Outputs of the policy, one per environment; None if the controller is not a policy."""
 
 
 @runtime_checkable
@@ -53,7 +53,7 @@ class Controller(Protocol):
         """Name of the controller in the run row."""
 
     def reset(self, episode: int) -> None:
-        """Clear all state: a new episode begins in every environment."""
+        """Clear all state of the controller: a new episode begins in every environment."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        """Return the actions before the next epoch, given facts and slot table after the last one."""
+        """Return the actions before the next epoch, given facts and slot table after the last epoch."""

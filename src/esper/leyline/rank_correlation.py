@@ -1,7 +1,7 @@
 """Rank correlation between returns of episodes and their gain by growth.
 
-The alert ``pays-for-worse`` and the figure "Is the reward honest?" use it: a negative correlation shows a
-reward that pays for worse networks.
+The alert ``pays-for-worse`` and the figure "Is the reward honest?" use the correlation: a negative value
+shows a reward that is higher for worse networks.
 """
 
 import statistics
@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 
 class Rewarded(NamedTuple):
-    """Return and final scores of one episode with rewards."""
+    """Return of one episode, its final score and the final score of its twin."""
 
     total_reward: float
     val_score: float
     twin_val_score: float | None
-    """None if the episode has no twin."""
+    """Final score of the twin, None if the episode has no twin."""
 
 
 def gains(episodes: Sequence[Rewarded]) -> list[float]:
@@ -28,7 +28,7 @@ def gains(episodes: Sequence[Rewarded]) -> list[float]:
 def reward_correlation(episodes: Sequence[Rewarded]) -> float | None:
     """Return Spearman's rank correlation of returns and gains.
 
-    None for fewer than three episodes, or if returns or gains are constant.
+    The correlation is None for fewer than three episodes, or if returns or gains are constant.
     """
     if len(episodes) < 3:
         return None

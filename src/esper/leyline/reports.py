@@ -25,7 +25,7 @@ class SeedStateReport:
     alpha: float | None = None
     alpha_target: float | None = None
     alpha_mode: str | None = None
-    """HOLD, UP or DOWN."""
+    """Mode of alpha: HOLD, UP or DOWN."""
     alpha_velocity: float | None = None
     """Change of alpha per epoch until the end of its ramp."""
     epochs_to_target: int | None = None
@@ -50,7 +50,7 @@ class SeedStateReport:
 
 
 _SHARED: Final = {f.name for f in fields(SeedStateReport)} & {f.name for f in fields(SlotTable)}
-"""Fields of a report that have the name of their column in the slot table."""
+"""Fields of a slot report with the same name as their column in the slot table."""
 
 
 def _known(value: Any) -> Any:
@@ -62,7 +62,7 @@ def _flag(value: float | None) -> bool | None:
 
 
 def freshness(epochs_since: int) -> float:
-    """Return 1 right after a measurement, decaying with the epochs since then, 0 if never measured."""
+    """Return the freshness of a measurement: 1 when it is new, lower with every epoch, 0 without one."""
     return 0.0 if epochs_since == NEVER else DEFAULT_GAMMA**epochs_since
 
 
@@ -74,7 +74,7 @@ def alpha_mode(table: SlotTable, env: int, slot: int) -> str:
 
 
 def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> SeedStateReport:
-    """Return the report of one slot; without a seed it has slot id, stage and epochs in stage alone."""
+    """Return the report of one slot; an empty slot has only slot id, stage and epochs in stage."""
     column = {name: _known(array[env, slot].item()) for name, array in table.arrays().items()}
     slot_id, stage = space.slot_config.slot_ids[slot], Stage(column["stage"])
     since = column["epochs_since_measured"]

@@ -25,18 +25,18 @@ OptFloat = float | None
 """A number, or None if it is unknown."""
 
 UNIT_RANGES: Final[Mapping[str, tuple[float, float]]] = {"fraction": (0.0, 1.0), "score": (0.0, 100.0)}
-"""Possible range of values by unit. Differences of scores have the unit points, which has no range."""
+"""Possible range of values by unit; the unit points, of score differences, has no range."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Unit, meaning and healthy band of a column."""
+    """Unit, meaning and normal range of a column of a telemetry table."""
 
     unit: str
     meaning: str
     low: float | None = None
     high: float | None = None
-    """Limits of the healthy band, None where there is no limit."""
+    """Limits ``low`` and ``high`` of the normal range, None where there is no limit."""
 
 
 class GateVerdict(NamedTuple):

@@ -12,7 +12,7 @@ class LifecycleRules:
     """Delays and limits of the lifecycle; ages and delays are in host epochs."""
 
     min_training_epochs: int = 10
-    """Length of the TRAINING stage; 0 sends a seed directly into BLENDING."""
+    """Length of the TRAINING stage in epochs; with 0 a seed enters BLENDING directly."""
     enters_at_once: bool = False
     """The first alpha ramp of a seed has length 0, so the tempo head has no effect."""
     min_prune_age: int = 5
@@ -20,15 +20,15 @@ class LifecycleRules:
     max_seeds: int = 0
     """Largest number of live and fossilized seeds at one time; 0 means no limit."""
     auto_forward: bool = True
-    """Seeds move to the next stage automatically; otherwise only by the op ADVANCE."""
+    """Seeds move to the next stage automatically; if false, only by the op ADVANCE."""
     strict_fossilize: bool = False
-    """Gate G5 requires a lower confidence bound of the contribution, not only a measurement."""
+    """Gate G5 requires a lower confidence bound of a seed's contribution, not only a measurement."""
     min_contribution: float = 0.0
-    """Smallest lower bound, in points of score, that passes under ``strict_fossilize``."""
+    """Smallest lower bound of a contribution that passes gate G5 with ``strict_fossilize``, in points."""
     blueprints: tuple[str, ...] = ()
-    """Names of the selectable blueprints; empty means all of the host."""
+    """Names of the selectable blueprints; empty means all blueprints of the host."""
     fossil_watch_epochs: int = 50
-    """Age from which the contribution of a fossilized seed is no longer measured."""
+    """Age in epochs from which the contribution of a fossilized seed is no longer measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class ActionSpace:
     blueprints: tuple[int, ...]
     """Selectable blueprint indices, ascending."""
     blueprint_names: tuple[str, ...]
-    """Name of every blueprint index on this kind of host, selectable or not."""
+    """Name of every blueprint index of the host, selectable or not."""
     unfit: frozenset[tuple[int, int]] = frozenset()
     """(slot, blueprint) pairs where a selectable blueprint does not fit the width of the slot."""
 
     def action(self, op: str, **choices: str) -> IntArray:
-        """Return one action ``[1, 8]`` from names.
+        """Return one action ``[1, 8]`` from the names of op, slot and other choices.
 
         Args:
             op: Op in any case, such as ``"germinate"``.

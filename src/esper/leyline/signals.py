@@ -23,30 +23,30 @@ Bool = TypeVar("Bool")
 
 @dataclass(frozen=True, slots=True)
 class RaceCandidate:
-    """One seed that ran in a race to its end."""
+    """Candidate seed that was trained to the end of a race."""
 
     slot: int
     blueprint: int
     lead: float
-    """Validation loss of the network trained without the seed, minus that with it."""
+    """Validation loss of the network trained without the seed, minus the loss with the seed."""
     error: float
     """Standard error of the lead."""
     cost: float
-    """Compute of the seed, relative to that of the network."""
+    """Compute of the seed, divided by the compute of the network."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaceResult:
-    """Outcome of a race between candidate seeds and the network without them."""
+    """Result of a race between candidate seeds and the network without a new seed."""
 
     candidates: tuple[RaceCandidate, ...]
-    """Best first; empty if nothing ran to the end."""
+    """Candidates, the best first; empty if no candidate was trained to the end of the race."""
     loss: float
     """Validation loss before the race."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any] | None) -> RaceResult | None:
-        """Return the result that ``dataclasses.asdict`` was called with."""
+        """Return the race result from its ``dataclasses.asdict``."""
         if plain is None:
             return None
         return cls(tuple(RaceCandidate(**each) for each in plain["candidates"]), plain["loss"])
@@ -82,9 +82,9 @@ class EnvFacts(_Facts[int, float, bool]):
     """Measurements of one environment after one epoch."""
 
     minibatches_left: float = math.nan
-    """Minibatches that the rest of the budget pays for at the present network size; NaN without a budget."""
+    """Minibatches that the rest of the compute budget allows at the present network size; NaN without one."""
     candidate_cost: float = math.nan
-    """Mean compute of selectable seeds, divided by that of the network; NaN without a budget."""
+    """Mean compute of selectable seeds, divided by the compute of the network; NaN without a budget."""
     cost: float = math.nan
     """FLOPs of one forward pass of the present network, for a batch of fixed size; NaN where not counted."""
     race: RaceResult | None = None

@@ -15,8 +15,8 @@ _SLOT_ID = re.compile(r"[^\s@:,]+")
 class SlotConfig:
     """Slot ids of a host in the order of the forward pass.
 
-    Ids are ``r{row}c{column}`` in built-in hosts and names of submodules in a user's network. The position in
-    ``slot_ids`` is the slot index of every array.
+    Ids are ``r{row}c{column}`` in built-in hosts and names of submodules in a user's network. The position of
+    an id in ``slot_ids`` is the slot index in every array.
     """
 
     slot_ids: tuple[str, ...]

@@ -1,7 +1,8 @@
 """State of all slots of all environments, as arrays ``[env, slot]``.
 
 ``kasmina.lifecycle`` writes stages, ages and ramps; the environment writes measurements through the
-``record_*`` methods; all other code only reads. Missing measurements are NaN (-1 for counts), never 0.
+``record_*`` methods; all other code only reads the slot table. Missing measurements are NaN (-1 for counts),
+never 0.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class SlotTable:
     blueprint: IntArray
     style: IntArray
     age: IntArray
-    """Epochs since germination."""
+    """Age of the seed: epochs since germination."""
     epochs_in_stage: IntArray
 
     alpha: FloatArray
@@ -46,7 +47,7 @@ class SlotTable:
 
     seed_params: IntArray
     contribution: FloatArray
-    """Points of score lost when this slot alone is off; NaN if not measured."""
+    """Contribution: points of score lost when only this slot is off; NaN if not measured."""
     contribution_error: FloatArray
     contribution_velocity: FloatArray
     shapley: FloatArray
@@ -58,7 +59,7 @@ class SlotTable:
     gradient_health: FloatArray
     previous_health: FloatArray
     vanishing: FloatArray
-    """1.0 or 0.0, NaN if not measured; the same holds for ``exploding``."""
+    """Flags ``vanishing`` and ``exploding`` are 1.0 or 0.0, NaN if not measured."""
     exploding: FloatArray
 
     @classmethod
@@ -76,18 +77,18 @@ class SlotTable:
         return int(self.stage.shape[1])
 
     def row(self, env: int) -> SlotTable:
-        """Return the table of one environment as a view that shares memory with this one."""
+        """Return the slot table of one environment as a view that shares memory with the whole table."""
         return SlotTable(**{name: array[env : env + 1] for name, array in self.arrays().items()})
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return every array by field name."""
+        """Return every array of the slot table by field name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def copy(self) -> SlotTable:
         return SlotTable(**{name: array.copy() for name, array in self.arrays().items()})
 
     def assign(self, other: SlotTable) -> None:
-        """Copy the values of ``other`` into the arrays of this table."""
+        """Copy the values of the table ``other`` into the arrays of this table."""
         for name, array in other.arrays().items():
             getattr(self, name)[...] = array
 
@@ -98,12 +99,12 @@ class SlotTable:
                 array[env, slot] = _BLANK[name]
 
     def plain(self) -> dict[str, Any]:
-        """Return every column as nested lists, for JSON."""
+        """Return every column of the slot table as nested lists, for JSON."""
         return {name: array.tolist() for name, array in self.arrays().items()}
 
     @classmethod
     def from_plain(cls, columns: dict[str, Any]) -> SlotTable:
-        """Return the table whose ``plain()`` is ``columns``."""
+        """Return the slot table whose ``plain()`` is ``columns``."""
         table = cls.empty(len(columns["stage"]), len(columns["stage"][0]))
         for name, array in table.arrays().items():
             array[...] = columns[name]
@@ -168,4 +169,4 @@ _BLANK: Final[Mapping[str, bool | int | float]] = (
     | {"enabled": True, "stage": int(Stage.DORMANT), "seed_id": -1, "blueprint": NO_BLUEPRINT}
     | {"alpha": 0.0, "alpha_from": 0.0, "alpha_target": 0.0, "epochs_since_measured": NEVER}
 )
-"""Value of every column in a slot without a seed."""
+"""Value of every slot-table column in a slot without a seed."""

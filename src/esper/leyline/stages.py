@@ -49,7 +49,7 @@ def is_legal_move(origin: Stage, target: Stage) -> bool:
 
 
 def _reachable(start: Stage, *, without: Stage) -> frozenset[Stage]:
-    """Return the stages reachable from ``start``, itself included, along moves that avoid ``without``."""
+    """Return ``start`` and the stages reachable from it along legal moves that avoid ``without``."""
     found = {start}
     frontier = [start]
     while frontier:
@@ -79,4 +79,4 @@ OCCUPIED_STAGES: Final = _reachable(Stage.GERMINATED, without=Stage.PRUNED)
 IS_LIVE: Final = _lookup(LIVE_STAGES)
 IN_FORWARD: Final = _lookup(FORWARD_STAGES)
 IS_OCCUPIED: Final = _lookup(OCCUPIED_STAGES)
-"""Lookup tables ``[NUM_STAGES]``, indexed by arrays of stages."""
+"""Lookup tables ``[NUM_STAGES]`` of sets of stages, indexed by arrays of stages."""

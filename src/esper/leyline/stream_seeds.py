@@ -4,9 +4,9 @@ import hashlib
 
 
 def derive_seed(rng_seed: int, *names: str | int) -> int:
-    """Return a 63-bit seed, the first 8 bytes of SHA-256 of ``rng_seed/name/name...`` without one bit.
+    """Return the 63-bit seed of a named random stream, from SHA-256 of ``rng_seed/name/name...``.
 
-    A seed depends on its names alone, not on the number of other streams or the order of their creation.
+    A seed depends on the names of its stream alone, not on number or order of other streams.
     """
     text = "/".join([str(rng_seed), *(str(name) for name in names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1

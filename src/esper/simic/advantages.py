@@ -20,7 +20,7 @@ def gae(
     A_t = d_t + gamma · lam · (1 − ended_t) · A_{t+1},  A_T = 0
 
     ``next_values`` v'_t is the value of the state that step t reached, before any reset. A truncated episode
-    bootstraps from it, a terminated one does not; ``ended`` is true for both.
+    bootstraps from this value, a terminated episode does not; ``ended`` is true at the end of either.
     """
     continues = (~ended).to(values.dtype)
     deltas = rewards + gamma * (~terminated).to(values.dtype) * next_values - values
@@ -35,7 +35,7 @@ def gae(
 def normalise(advantages: Tensor, free: Tensor, eps: float = 1e-8) -> Tensor:
     """Return (A − mean) / (std + eps) over the rows where ``free [env, step]`` is true, 0 elsewhere.
 
-    ``free`` marks rows with a choice. Rows without one have no policy gradient and must not set its scale.
+    ``free`` marks rows with a choice. Rows without a choice have no policy gradient and must not scale it.
     """
     counted = advantages[free]
     if counted.numel() == 0:

@@ -13,7 +13,7 @@ from esper.leyline import HEAD_NAMES
 from esper.leyline.thresholds import RATIO_RANGE
 
 VARIANCE_FLOOR: Final = 1e-2
-"""Lower bound of the variance of returns; without it nearly constant returns give meaningless fits."""
+"""Lower bound of the variance of returns, since fits to nearly constant returns are meaningless."""
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
@@ -64,7 +64,7 @@ class RatioExplosionDiagnostic:
     ) -> RatioExplosionDiagnostic | None:
         """Return the diagnostic of the largest |log ratio|, None if all ratios are in ``RATIO_RANGE``.
 
-        Logarithms are compared, since ratios overflow to inf.
+        Logarithms of ratios are compared, since ratios overflow to inf.
 
         Args:
             log_ratio: ``[env, step]``, log of new over old probability of the whole action.

@@ -12,9 +12,9 @@ from torch import Tensor
 from esper.leyline import Head
 
 HEAD_ENTROPY_WEIGHTS: Final = (1.0, 1.0, 1.5, 1.2, 1.5, 1.2, 1.3, 1.3)
-"""Weight of each head in ``Head`` order; heads that few ops read get a larger one."""
+"""Weight of each head in the entropy bonus, in ``Head`` order; larger for heads that few ops read."""
 KEPT_OPEN: Final = (Head.BLUEPRINT, Head.TEMPO)
-"""Heads with an entropy floor. Only GERMINATE reads them, so they collapse before they are explored."""
+"""Heads with an entropy floor; only GERMINATE reads these heads, so they collapse before exploring."""
 
 
 class PolicyLoss(NamedTuple):
@@ -44,7 +44,7 @@ def policy_loss(
         advantages: A ``[env, step]``.
         clip: Clipping range of the ratio.
         rows: Divisor of the sum.
-        per_head: Clip the ratio of each head by itself and add the surrogates.
+        per_head: Clip the ratio of each head separately and add the surrogates of all heads.
     """
     difference = log_probs - old_log_probs
     log_ratio = difference.sum(dim=-1)
@@ -65,7 +65,7 @@ def value_loss(
 ) -> Tensor:
     """Return ½ Σ (V − R)² / rows, all tensors ``[env, step]``.
 
-    With ``clip`` the error of a row is the larger one of V and V_old + clip(V − V_old, ± clip).
+    With ``clip`` the error of a row is the larger of the errors of V and V_old + clip(V − V_old, ± clip).
     """
     error = (values - returns).square()
     if clip is not None:

@@ -16,7 +16,7 @@ MOST_SLOTS: Final = 1_000
 
 @contextmanager
 def _collected() -> Iterator[None]:
-    """Convert ``EsperError`` to ``ValueError``, so that pydantic reports it with all other errors."""
+    """Convert ``EsperError`` to ``ValueError``, so that pydantic reports the error with all other errors."""
     try:
         yield
     except EsperError as error:
@@ -24,7 +24,7 @@ def _collected() -> Iterator[None]:
 
 
 def _known_task(name: str) -> str:
-    from esper.tolaria.tasks import task_named  # noqa: PLC0415  loads torch, which --help does without
+    from esper.tolaria.tasks import task_named  # noqa: PLC0415  The module loads torch, which --help does not need.
 
     with _collected():
         task_named(name)

@@ -1,4 +1,4 @@
-"""Controllers: trends computed from facts, rules, fixed plans and policies that decide by them."""
+"""Controllers that decide when to grow: rules, fixed plans and trained policies, with trends of facts."""
 
 from esper.lazy_names import lazy_names
 

@@ -1,4 +1,4 @@
-"""Controllers by name: the one table for ``esper run``, studies and growth inside a user's training loop."""
+"""Table of controllers by name, for ``esper run``, studies and growth inside a user's training loop."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
-    """Settings of controllers; each controller reads only its own."""
+    """Settings of all controllers; each controller reads only some of the settings."""
 
     rng_seed: int = 0
-    """Read by ``random``."""
+    """Seed of the random streams of controller ``random``."""
     rotation: tuple[str, ...] = ()
-    """Blueprints in the order of preference, read by ``heuristic``; empty for its default order."""
+    """Blueprints in order of preference, read by controller ``heuristic``; empty for the default order."""
     plan: str | None = None
-    """Plan such as ``conv_light@r0c0:4``, read by ``periodic``."""
+    """Plan such as ``conv_light@r0c0:4``, read by controller ``periodic``."""
     checkpoint: Path | None = None
-    """Folder of a trained policy, read by ``ppo``."""
+    """Folder of a trained policy, read by controller ``ppo``."""
     epochs: int | None = None
-    """Last epoch of the training, read by ``saturation``."""
+    """Last epoch of the training, read by controller ``saturation``."""
     device: str = "cpu"
-    """Torch device of the policy, read by ``ppo``."""
+    """Torch device of the policy, read by controller ``ppo``."""
 
 
 def _periodic(space: ActionSpace, settings: ControllerSettings) -> Controller:
@@ -54,11 +54,11 @@ CONTROLLERS: Final[Mapping[str, Callable[[ActionSpace, ControllerSettings], Cont
     "race": lambda space, settings: tamiyo.RaceController(space),
     "ppo": _ppo,
 }
-"""Factories of controllers for one environment; the module of a controller is imported when one is made."""
+"""Factories of controllers for one environment; a controller's module is imported on first use."""
 
 
 def make_controller(name: str, space: ActionSpace, settings: ControllerSettings | None = None) -> Controller:
-    """Return the controller of this name, for one environment.
+    """Return the controller called ``name``, for one environment.
 
     Args:
         name: A key of ``CONTROLLERS``.
@@ -66,7 +66,7 @@ def make_controller(name: str, space: ActionSpace, settings: ControllerSettings 
         settings: The settings that the named controller reads; defaults where omitted.
 
     Raises:
-        UnknownNameError: No controller has this name.
+        UnknownNameError: No controller is called ``name``.
         EsperError: A required setting is missing, or the plan or policy does not fit ``space``.
     """
     if name not in CONTROLLERS:
@@ -79,12 +79,12 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
 
     Args:
         wanted: A name of ``CONTROLLERS``, a plan such as ``conv_light@layer2:4``, the folder of a policy, a
-            controller, a function from an action space to one, or None.
+            controller, a function from an action space to a controller, or None.
         space: Action space of the network.
         epochs: Last epoch of the training, if known.
 
     Raises:
-        EsperError: The argument is none of these, or a plan plants too early or too late.
+        EsperError: ``wanted`` does not describe a controller, or a plan plants too early or too late.
     """
     if wanted is None or (isinstance(wanted, Controller) and not isinstance(wanted, type)):
         return wanted

@@ -1,6 +1,6 @@
 """Baseline controllers without learning: no growth, random actions, a fixed plan.
 
-They are the baselines of a policy and get the same facts and the same legal actions.
+Baseline controllers get the same facts and the same legal actions as a policy.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ def wait_everywhere(num_envs: int) -> IntArray:
 def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) -> BoolArray:
     """Return the slots, bool ``[env, slot]``, whose stage is complete and that wait for the op ADVANCE.
 
-    All false with auto-forward, where ADVANCE is never legal.
+    With auto-forward no slot is ready, since ADVANCE is never legal.
     """
     incubated = (table.stage == Stage.TRAINING) & (table.epochs_in_stage >= rules.min_training_epochs)
     blended = (table.stage == Stage.BLENDING) & ~table.ramping & (table.alpha_target == 1.0)
@@ -43,7 +43,7 @@ def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) 
 
 
 class OffController:
-    """Waits in every step: the host is trained without growth."""
+    """Controller that waits in every step: the host is trained without growth."""
 
     name = "off"
 
@@ -58,7 +58,7 @@ class OffController:
 
 
 class RandomController:
-    """Draws uniformly: a legal op, then a legal slot of that op, then each head that the op reads.
+    """Controller that draws uniformly a legal op, a legal slot of the op, and each head that the op reads.
 
     Row ``i`` of the slot table is environment ``env_indices[i]`` of the run. Each environment has its own
     random stream, so its actions do not depend on the number of environments.
@@ -97,7 +97,7 @@ class RandomController:
 
 
 class PeriodicController:
-    """Follows a fixed plan of germinations, the same in every environment.
+    """Controller that follows a fixed plan of germinations, the same in every environment.
 
     Order of preference per step: a germination that is due, fossilizing a seed where that is legal, advancing
     a seed whose stage is complete (without auto-forward).

@@ -1,11 +1,11 @@
 """Rule-based controller for tasks with a compute budget: germinate when longer training gains too little.
 
 Compute can be doubled by training twice as long, or by training a network of twice the cost. The relative
-loss reduction of the first is the slope of the loss over log2(compute), fitted to this run. That of the
-second is ``promise``, from power laws of the loss in model size (Kaplan et al. 2020; compute is allocated
-best where both are equal, Hoffmann et al. 2022). A block that multiplies the cost by less than two gains in
-proportion, so its cost cancels. Both reductions are relative: neither the budget nor the scale of the loss
-enters.
+loss reduction of longer training is the slope of the loss over log2(compute), fitted to the present run. The
+relative loss reduction of a larger network is ``promise``, from power laws of the loss in model size (Kaplan
+et al. 2020). Compute is allocated best where the two reductions are equal (Hoffmann et al. 2022). A block
+that multiplies the cost by less than two gains in proportion, so the cost of a block cancels. The two
+reductions are relative, so neither the budget nor the scale of the loss enters.
 """
 
 import math
@@ -24,19 +24,19 @@ class CountingSettings:
     """Settings of the counting controller."""
 
     promise: float = 0.09
-    """Relative loss reduction expected of a network of twice the cost."""
+    """Relative loss reduction expected from a network of twice the cost."""
     least_steps: int = 4
     least_minibatches: int = 500
-    """Smallest number of minibatches in a fit; on fewer, an early plateau passes for saturation."""
+    """Smallest number of minibatches in a fit; with fewer, an early plateau looks like saturation."""
     least_rise: float = math.sqrt(2.0)
-    """Smallest ratio of compute between end and start of a fit; on less, noise passes for saturation."""
+    """Smallest ratio of compute at the end and start of a fit; with less, noise looks like saturation."""
     settling: float = 1.25
-    """Compute, relative to that at the last germination, from which the loss is used in a fit again."""
+    """Ratio of compute to compute at the last germination from which losses are used in a fit again."""
     blueprint: str = "stack"
 
 
 class CountingController:
-    """Germinates one blueprint in the most upstream free slot when training gains less than ``promise``.
+    """Controller that germinates in the most upstream free slot when training gains less than ``promise``.
 
     Each of the ``num_envs`` environments has its own loss curve.
     """
@@ -68,7 +68,7 @@ class CountingController:
 class _Curve:
     """Training loss of one environment by step; every step has the same compute.
 
-    The validation loss is not used: it has few samples, so its trend can differ from that of the true loss.
+    The validation loss is not used: it has few samples, so its trend can differ from the true trend.
     """
 
     def __init__(self) -> None:
@@ -87,8 +87,8 @@ class _Curve:
     def gain(self, settings: CountingSettings) -> float:
         """Return an upper estimate of the relative loss reduction per doubling of compute.
 
-        It is (−slope + standard error) / present loss, fitted to the last doubling of compute after the last
-        germination has settled. Infinite while there are too few points for a fit.
+        The estimate is (−slope + standard error) / present loss, fitted to the last doubling of compute after
+        the last germination has settled. The estimate is infinite while there are too few points for a fit.
         """
         begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
         fitted = self._losses[begin:]

@@ -1,7 +1,7 @@
 """Rule-based controller: germinate on a plateau, fossilize seeds that contribute, prune seeds that hurt.
 
-One action per environment and step. Rules in order: fossilize, prune, advance (only without auto-forward),
-germinate; the first one with a legal candidate slot is applied, else WAIT.
+The controller takes one action per environment and step. Rules in order: fossilize, prune, advance (only
+without auto-forward), germinate; the first rule with a legal candidate slot is applied, else WAIT.
 """
 
 from dataclasses import dataclass
@@ -46,19 +46,19 @@ class HeuristicSettings:
     patience: int = 0
     """Plateau epochs before a germination; 0 germinates whenever a slot is free."""
     rotation: tuple[str, ...] = ()
-    """Names of blueprints, the preferred one first; empty means all of the host, strongest first."""
+    """Names of blueprints in order of preference; empty means all of the host, strongest first."""
     penalty_steps: int = 10
-    """Steps for which a blueprint is chosen last after one of its seeds was removed; removals add up."""
+    """Penalty in steps: a blueprint is chosen last after one of its seeds was removed; penalties add up."""
     stuck_epochs: int = 5
     """Epochs after the regular end of its stage from which a seed counts as stuck and is pruned.
 
-    HOLDING has no regular end: after this many epochs the sign of the contribution decides, without error
-    bar.
+    HOLDING has no regular end: after ``stuck_epochs`` in HOLDING the sign of the contribution decides,
+    without a confidence interval.
     """
 
 
 class HeuristicController:
-    """Applies the rules to ``num_envs`` environments, each with its own trends and penalties."""
+    """Rule-based controller of ``num_envs`` environments, each with its own trends and penalties."""
 
     name = "heuristic"
 
@@ -73,7 +73,7 @@ class HeuristicController:
         self.reset(0)
 
     def reset(self, episode: int) -> None:
-        """Clear trends and penalties."""
+        """Clear the trends and the blueprint penalties of all environments."""
         self._tracker.reset()
         self._penalty: IntArray = np.zeros((self._shape[0], len(self._rotation)), dtype=np.int64)
         self._kept: BoolArray = np.zeros(self._shape, dtype=np.bool_)
@@ -108,7 +108,7 @@ class HeuristicController:
         self._kept, self._blueprint = kept, table.blueprint.copy()
 
     def _wants_seed(self, facts: EpochFacts, signals: TrainingSignals) -> BoolArray:
-        """Return bool ``[env]``: on a plateau, with enough epochs left to evaluate a new seed."""
+        """Return bool ``[env]``, true on a plateau with enough epochs left to evaluate a new seed."""
         rules = self._space.rules
         # Without auto-forward a seed spends one epoch in GERMINATED.
         waiting = 0 if rules.auto_forward else 1
@@ -118,20 +118,20 @@ class HeuristicController:
         )
 
     def _choose_seeds(self, actions: IntArray) -> None:
-        """Fill in blueprint and tempo: the blueprint with the least penalty, ties in order of rotation."""
+        """Set tempo and blueprint of germinations: the blueprint with the least penalty, ties by rotation."""
         planting = actions[:, Head.OP] == LifecycleOp.GERMINATE
         actions[:, Head.BLUEPRINT] = self._rotation[self._penalty.argmin(axis=1)]
         actions[:, Head.TEMPO] = TEMPO
-        # A seed that does not fit, or dies in its first epoch, never appears in the slot table. Marked as
-        # kept here, it counts as removed in the next step, so its blueprint is penalised and not retried
-        # forever.
+        # A seed that does not fit, or dies in its first epoch, never appears in the slot table. A planted
+        # seed is marked as kept, so a missing seed counts as removed in the next step and its blueprint is
+        # penalised.
         envs, slots = np.flatnonzero(planting), actions[planting, Head.SLOT]
         self._kept[envs, slots] = True
         self._blueprint[envs, slots] = actions[planting, Head.BLUEPRINT]
 
 
 def keep_or_remove(table: SlotTable, rules: LifecycleRules, settings: HeuristicSettings) -> IntArray:
-    """Return actions ``[env, 8]``: fossilize the best worthy seed, else prune the worst unwanted one."""
+    """Return actions ``[env, 8]``: fossilize the best worthy seed, else prune the worst unwanted seed."""
     legal = legal_slots_by_op(table, rules)
     worthy, unwanted = evaluate(table, rules, settings)
     value = np.nan_to_num(table.contribution)
@@ -142,7 +142,7 @@ def keep_or_remove(table: SlotTable, rules: LifecycleRules, settings: HeuristicS
 
 
 def apply_rule(actions: IntArray, op: LifecycleOp, candidates: BoolArray, preference: FloatArray) -> None:
-    """Set ``op`` and its preferred candidate slot in the environments that still wait.
+    """Set ``op`` and its preferred candidate slot in environments whose action is still WAIT.
 
     Args:
         actions: ``[env, 8]``, changed in place.
@@ -161,11 +161,11 @@ def evaluate(
 ) -> tuple[BoolArray, BoolArray]:
     """Return two bool arrays ``[env, slot]``: seeds to fossilize and seeds to prune.
 
-    A seed without a measured contribution is in neither, unless it is stuck before its first measurement.
+    A seed without a measured contribution is in neither array, unless it is stuck before a measurement.
     """
     blending, holding = table.stage == Stage.BLENDING, table.stage == Stage.HOLDING
-    # Epochs count from the end of a ramp: a contribution at partial alpha does not predict that at full
-    # alpha.
+    # Epochs count from the end of a ramp: the contribution at partial alpha does not predict the contribution
+    # at full alpha.
     beyond = table.epochs_in_stage - _stage_length(table, rules)
     overdue = beyond >= settings.stuck_epochs
     undecided = holding & overdue & table.measured
@@ -173,7 +173,7 @@ def evaluate(
 
     worthy = holding & (table.contribution - margin > 0.0)
     if rules.strict_fossilize:
-        # Gate G5 would refuse the others at every step, and no other rule would be applied.
+        # Gate G5 would refuse a seed below its limit at every step, and no other rule would be applied.
         lower = table.contribution - CONFIDENCE_Z * table.contribution_error
         worthy &= lower >= rules.min_contribution
 
@@ -186,13 +186,13 @@ def evaluate(
 
 
 def _stage_length(table: SlotTable, rules: LifecycleRules) -> IntArray:
-    """Return the regular length of each slot's stage in epochs ``[env, slot]``; 0 for stages without one."""
+    """Return the regular length in epochs of each slot's stage ``[env, slot]``; 0 if it has none."""
     length = np.where(table.stage == Stage.TRAINING, rules.min_training_epochs, 0)
     return np.where(table.stage == Stage.BLENDING, table.ramp_epochs, length)
 
 
 def slot_ranks(enabled: BoolArray) -> FloatArray:
-    """Return the rank ``[env, slot]`` of every enabled slot: its distance from the middle one.
+    """Return the rank ``[env, slot]`` of every enabled slot: its distance from the middle slot.
 
     The controller germinates in the slot with the lowest rank.
     """
@@ -201,10 +201,10 @@ def slot_ranks(enabled: BoolArray) -> FloatArray:
 
 
 def default_rotation(space: ActionSpace) -> tuple[int, ...]:
-    """Return the selectable blueprints in order of ``STRONGEST_FIRST``, then the others by index.
+    """Return the selectable blueprints in order of ``STRONGEST_FIRST``, then other blueprints by index.
 
-    Blueprints are matched by name: a user's blueprint may have the index of a built-in one for another kind
-    of host.
+    Blueprints are matched by name: a user's blueprint may have the index of a built-in blueprint for another
+    kind of host.
     """
     index_of = {space.blueprint_names[index]: index for index in space.blueprints}
     order = max(STRONGEST_FIRST, key=lambda names: len(index_of.keys() & set(names)))

@@ -1,4 +1,4 @@
-"""Evolutionary search for the best open-loop plan: random plans first, then mutations of the best ones.
+"""Evolutionary search for the best open-loop plan: random plans first, then mutations of the best plans.
 
 The caller evaluates the plans; ``propose`` returns the next generation, given all losses so far.
 """
@@ -15,7 +15,7 @@ PARENTS: Final = 3
 """Number of best plans that are mutated."""
 
 Entries = tuple[tuple[int, str], ...]
-"""(step, blueprint) in ascending order; slots are filled upstream first."""
+"""Plan as pairs (step, blueprint) in order of steps; slots are filled upstream first."""
 
 
 def propose(known: Mapping[str, float], count: int, space: ActionSpace, last: int) -> list[str]:
@@ -23,7 +23,7 @@ def propose(known: Mapping[str, float], count: int, space: ActionSpace, last: in
 
     Args:
         known: Losses of the plans evaluated so far.
-        count: Number of plans; fewer are returned if the search finds no more new ones.
+        count: Number of plans; fewer are returned if the search finds no more new plans.
         space: Action space of the host.
         last: Upper bound, exclusive, of the germination steps.
     """
@@ -47,7 +47,7 @@ def _drawn(rng: np.random.Generator, space: ActionSpace, last: int) -> Entries:
 
 
 def _changed(entries: Entries, rng: np.random.Generator, space: ActionSpace, last: int) -> Entries:
-    """Mutate a plan: move one entry in time, change its blueprint, remove it, or add one."""
+    """Mutate a plan: move a germination to another step, change its blueprint, remove it or add another."""
     changed = list(entries)
     at = int(rng.integers(len(changed)))
     step, blueprint = changed[at]
@@ -72,7 +72,7 @@ def _blueprint(rng: np.random.Generator, space: ActionSpace) -> str:
 
 
 def _ordered(entries: list[tuple[int, str]]) -> Entries:
-    """Sort entries by step; of several at one step all but the first move to later steps."""
+    """Sort germinations by step; of several at one step all but the first move to later steps."""
     ordered: list[tuple[int, str]] = []
     for step, blueprint in sorted(entries):
         ordered.append((max(step, ordered[-1][0] + 1) if ordered else step, blueprint))

@@ -1,7 +1,7 @@
-"""Controller that plants the winner of a race: the default of ``esper.grow``.
+"""Controller that plants the winner of a race, the default controller of ``esper.grow``.
 
-A race trains candidate seeds for a few batches, and for comparison a copy of the network without them. Its
-result is an observation; this rule decides whether the winner is worth its compute."""
+A race trains candidate seeds for a few batches, and for comparison a copy of the network without a new seed.
+RaceController reads the result of the race and decides whether the winner is worth its compute."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from esper.tamiyo.heuristic import keep_or_remove
 from esper.tamiyo.saturation_controller import EVALUATION, planting
 
 ERRORS: Final = 2.0
-"""Standard errors that the winner's lead must exceed."""
+"""Number of standard errors that the winner's lead in a race must exceed."""
 PROMISE: Final = 0.01
-"""Share of the loss by which a doubling of the compute of a step must lower it."""
+"""Relative loss reduction that a seed must give per doubling of the compute of a step."""
 LEAST_CHANGE: Final = 0.01
-"""Share of the loss below which a lead is not worth anything, whatever it costs."""
+"""Smallest lead, relative to the loss, for which a seed is planted, however cheap the seed is."""
 
 
 class RaceController:
-    """Plants one seed at a time, the winner of a race, and keeps or removes it by its contribution."""
+    """Controller that plants the winner of a race and keeps or removes the seed by its contribution."""
 
     name = "race"
 
@@ -29,7 +29,7 @@ class RaceController:
         self._space = space
 
     def reset(self, episode: int) -> None:
-        """Do nothing: every decision depends on the last facts only."""
+        """Do nothing: every decision of RaceController depends on the last facts only."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         actions = keep_or_remove(table, self._space.rules, EVALUATION)
@@ -43,8 +43,9 @@ class RaceController:
 def is_worthwhile(race: RaceResult) -> bool:
     """Return whether the winner's lead is clear and worth the compute that its seed adds.
 
-    All runners have seen the same batches. A seed that makes a step ``r`` times as expensive leaves ``1 / r``
-    of the steps, so it must lower the loss as much as ``log2(r)`` doublings of the training would."""
+    All networks in a race are trained on the same batches. A seed that makes a step ``r`` times as expensive
+    leaves ``1 / r`` of the steps, so the seed must lower the loss as much as ``log2(r)`` doublings of the
+    training would."""
     if not race.candidates:
         return False
     best = race.candidates[0]

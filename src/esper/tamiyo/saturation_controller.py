@@ -1,7 +1,7 @@
 """Controller that plants a seed when the metric saturates over the compute spent.
 
-The default in a user's training loop. It keeps seeds that help and removes the others. The rule uses
-differences and shares only, so it does not depend on the scale of the metric."""
+SaturationController is the default controller in a user's training loop. It keeps seeds that help and removes
+other seeds. Its rules use differences and shares only, so they do not depend on the scale of the metric."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from esper.tamiyo.heuristic import HeuristicSettings, default_rotation, keep_or_
 from esper.tamiyo.trend import per_doubling
 
 FAVOURITES: Final = ("conv_light", "mlp_small")
-"""Blueprints to plant first in feature maps and features, because they cost little."""
+"""Cheap blueprints, which are planted first in feature maps and features."""
 COPY, OF_TOKENS_ONLY = "stack", "flex_attention"
 EVALUATION: Final = HeuristicSettings()
 """Thresholds for keeping and removing a seed."""
 SATURATED_SHARE: Final = 0.3
-"""Plant when the next doubling of compute is expected to add less than this share of all progress so far.
-If each doubling adds the same amount, that holds after ten times the compute of the first epoch."""
+"""Plant when the next doubling of compute is expected to add less than 0.3 of all progress so far.
+
+If each doubling adds the same progress, the controller plants after ten times the compute of the first epoch.
+"""
 LEAST_EPOCHS: Final = 5
 """Smallest number of epochs for fitting a slope, also after a seed was planted."""
 MOST_FAILURES: Final = 2
-"""Number of removed seeds after which no more are planted."""
+"""Number of removed seeds after which no more seeds are planted."""
 
 
 class SaturationController:
-    """Plants one seed at a time on saturation, and keeps or removes it by its contribution.
+    """Controller that plants one seed at a time on saturation, and keeps or removes it by its contribution.
 
     Args:
         space: Action space of the network.
@@ -52,13 +54,13 @@ class SaturationController:
         self._rotation = sorted(
             default_rotation(space), key=lambda index: space.blueprint_names[index] not in favourites
         )
-        # In experiments/021-diagnose the best of three sites was the last one in all 6 networks with tokens,
-        # and the first one in 12 of 18 others.
+        # In experiments/021-diagnose the best of three sites was the last site in all 6 networks with tokens,
+        # and the first site in 12 of 18 other networks.
         self._downstream_first = has_tokens
         self.reset(0)
 
     def reset(self, episode: int) -> None:
-        """Forget scores and failures."""
+        """Clear the recorded scores and the number of removed seeds."""
         self._scores: list[float] = []
         self._spent: list[float] = []
         self._grown_at = 0
@@ -76,11 +78,10 @@ class SaturationController:
         return Decisions(self._confirmed(keep_or_remove(table, self._space.rules, EVALUATION)))
 
     def _confirmed(self, actions: IntArray) -> IntArray:
-        """Replace fossilizing by waiting or pruning until the network is better than it ever was without the
-        seed.
+        """Replace FOSSILIZE by WAIT or PRUNE until the network is better than its best before the seed.
 
         A trained network depends on its seed, so switching the seed off overestimates its contribution. A
-        seed without such an improvement is removed when it counts as stuck."""
+        seed is removed as stuck if the network does not improve on its best before the seed."""
         since, before = self._scores[self._grown_at :], self._scores[: self._grown_at]
         is_kept = actions[0, Head.OP] == LifecycleOp.FOSSILIZE
         if not (is_kept and since and before) or float(np.mean(since)) > max(before):
@@ -108,7 +109,7 @@ class SaturationController:
         return self._epochs is None or len(self._scores) + needed <= self._epochs
 
     def _saturated(self) -> bool:
-        """Return whether the next doubling of compute adds too little, by a line fitted over log compute."""
+        """Return whether a line fitted over log compute predicts too little gain for the next doubling."""
         scores = self._scores
         begin = max(self._grown_at, len(scores) // 2)
         if len(scores) - begin < LEAST_EPOCHS or not np.isfinite(scores).all():
@@ -118,7 +119,7 @@ class SaturationController:
 
 
 def planting(slot: int, blueprint: int) -> IntArray:
-    """Return the action ``[1, 8]`` that germinates."""
+    """Return the action ``[1, 8]`` that germinates ``blueprint`` in ``slot``."""
     actions = wait_everywhere(1)
     actions[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = LifecycleOp.GERMINATE, slot, blueprint
     return actions

@@ -4,7 +4,7 @@ Text forms::
 
     conv_heavy@r0c0:0,conv_light/fast@r0c1:4     blueprint[/option…]@slot:step, separated by commas
     every:3                                      every third step, all blueprints of the host in turn
-    every:3:conv_heavy,norm/gated_gate           every third step, these in turn
+    every:3:conv_heavy,norm/gated_gate           every third step, the named ones in turn
 
 Options, in any order: a blend style, a tempo (fast, standard, slow), an alpha target (half, seventy, full).
 Step 0 is the decision before the first epoch.
@@ -43,19 +43,19 @@ class ScheduleEntry(NamedTuple):
 
 
 class Plan(Protocol):
-    """A plan of germinations."""
+    """Plan of germinations by step of an episode."""
 
     def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
-        """Return slot and seed to germinate at ``step``, None if there is none.
+        """Return slot and seed to germinate at ``step``, None if no germination is due.
 
         Args:
-            step: Decisions made before in this episode.
+            step: Number of earlier decisions in the episode.
             free: Bool ``[slot]``, slots in which a germination is legal.
         """
 
 
 class Schedule:
-    """Germinations at given steps; a germination is skipped if its slot is not free at that step."""
+    """Plan of germinations at given steps; a germination is skipped if its slot is not free."""
 
     def __init__(self, entries: tuple[ScheduleEntry, ...]) -> None:
         self.entries = entries
@@ -73,7 +73,7 @@ class Schedule:
 
 
 class Rotation:
-    """One germination every ``period`` steps, cycling through ``seeds``, into the most upstream free slot.
+    """Plan of a germination every ``period`` steps, cycling through ``seeds``, in the first free slot.
 
     The seed depends on the step alone: without a free slot the germination is skipped, not postponed.
     """
@@ -144,11 +144,11 @@ def _parse_seed(text: str, space: ActionSpace) -> SeedChoice:
 
 
 LONGEST_NUMBER: Final = 9
-"""Largest number of digits of a step."""
+"""Largest number of digits of a step number in a plan."""
 
 
 def _parse_number(text: str, what: str) -> int:
-    # isdecimal also accepts digits of other scripts, and so does int.
+    # str.isdecimal and int accept decimal digits of all scripts.
     if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise EsperError(f"the {what} must be a whole number from 0; found '{text[:80]}'")
     return int(text)

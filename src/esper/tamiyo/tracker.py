@@ -1,6 +1,6 @@
-"""Trends over the facts of successive epochs, the first part of a controller's step.
+"""Trends over the facts of successive epochs, which a controller computes before it decides.
 
-All state is ``[env]`` or ``[env, 5]``; state of single slots is in the ``SlotTable``.
+All state of the tracker is ``[env]`` or ``[env, 5]``; state of single slots is in the ``SlotTable``.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from esper.leyline.thresholds import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GA
 class SignalTracker:
     """Computes ``TrainingSignals`` from ``EpochFacts``, one update per epoch, all environments at once.
 
-    At epoch 0 the trends of that environment restart; those of the other environments continue.
+    At epoch 0 of an environment its trends restart; trends of other environments continue.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -21,7 +21,7 @@ class SignalTracker:
         self.reset()
 
     def reset(self) -> None:
-        """Clear all state: the next update is the first one of every environment."""
+        """Clear all trends: the next update is the first update of every environment."""
         count = self._num_envs
         self._started: BoolArray = np.zeros(count, dtype=np.bool_)
         self._losses: FloatArray = np.zeros((count, HISTORY_LENGTH))
@@ -36,11 +36,11 @@ class SignalTracker:
         self._steps_since_birth: IntArray = np.zeros(count, dtype=np.int64)
 
     def update(self, facts: EpochFacts) -> TrainingSignals:
-        """Return the signals after one more epoch; later updates do not change the returned arrays."""
+        """Return the training signals after an epoch; later updates do not change the returned arrays."""
         loss, score = facts.val_loss, facts.val_score
         fresh = (facts.epoch == 0) | ~self._started
         self._started = np.ones(self._num_envs, dtype=np.bool_)
-        # A diverged host can have a loss of inf twice in a row; their difference is NaN.
+        # A diverged host can have a loss of inf twice in a row; the difference of the two losses is NaN.
         with np.errstate(invalid="ignore"):
             loss_delta = np.where(fresh, 0.0, self._losses[:, -1] - loss)
             score_delta = np.where(fresh, 0.0, score - self._scores[:, -1])
@@ -61,8 +61,8 @@ class SignalTracker:
         )
 
     def _count(self, fresh: BoolArray, loss_delta: FloatArray, score_delta: FloatArray) -> None:
-        """Update the plateau and stability counters; call it before ``_remember``."""
-        # An unknown gain (NaN) counts as part of the plateau, since its comparison is false.
+        """Update the counters of plateau and settled epochs; must be called before ``_remember``."""
+        # A gain of NaN counts as part of the plateau, since comparisons with NaN are false.
         gained = fresh | (score_delta >= PLATEAU_GAIN)
         self._plateau = np.where(gained, 0, self._plateau + 1)
 
@@ -74,7 +74,7 @@ class SignalTracker:
         self._stabilised = (self._stabilised & ~fresh) | (self._settled >= STABLE_EPOCHS)
 
     def _follow_last_seed(self, fresh: BoolArray, facts: EpochFacts) -> None:
-        """Store loss and slope before the last germination; call it before ``_remember``."""
+        """Store loss and slope before the last germination; must be called before ``_remember``."""
         born = ~fresh & (facts.last_op == OP_GERMINATE) & facts.last_success
         before = loss_slope(self._losses, facts.epoch - 1)
         self._loss_at_birth = np.where(born, self._losses[:, -1], self._loss_at_birth)
@@ -88,7 +88,7 @@ class SignalTracker:
             return np.where(promised > 0.0, (self._loss_at_birth - loss) / promised, np.nan)
 
     def _remember(self, fresh: BoolArray, loss: FloatArray, score: FloatArray) -> None:
-        """Update histories and best values in new arrays, since returned signals hold the old ones."""
+        """Update histories and best values in new arrays, since returned signals hold the old arrays."""
         self._losses = _push(self._losses, loss, fresh)
         self._scores = _push(self._scores, score, fresh)
         self._best_loss = np.where(fresh, loss, np.fmin(self._best_loss, loss))
@@ -96,7 +96,7 @@ class SignalTracker:
 
 
 def _push(history: FloatArray, value: FloatArray, fresh: BoolArray) -> FloatArray:
-    """Append a value to ``history [env, 5]`` and drop the oldest; where ``fresh``, fill it with the value."""
+    """Append values to ``history [env, 5]`` and drop the oldest; fill the history where ``fresh`` is true."""
     moved = np.concatenate([history[:, 1:], value[:, None]], axis=1)
     return np.where(fresh[:, None], value[:, None], moved)
 
@@ -104,7 +104,7 @@ def _push(history: FloatArray, value: FloatArray, fresh: BoolArray) -> FloatArra
 def loss_slope(history: FloatArray, epoch: IntArray) -> FloatArray:
     """Return the mean decrease of the loss per step over ``history [env, 5]``; NaN before the first step.
 
-    A history starts filled with its first value, so its oldest entry is the first loss of a short episode.
+    A history starts filled with the first loss, so the oldest entry is the first loss in short episodes.
     """
     steps = np.minimum(epoch, HISTORY_LENGTH - 1)
     with np.errstate(invalid="ignore", over="ignore"):

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 
 class Trend(NamedTuple):
-    """Linear fit over log2(compute)."""
+    """Linear fit of a metric over log2(compute)."""
 
     slope: float
-    """Change per doubling of compute."""
+    """Slope: change of the metric per doubling of compute."""
     now: float
-    """Value of the line at the last point."""
+    """Value of the fitted line at the last point."""
     error: float
     """Standard error of the slope."""
 

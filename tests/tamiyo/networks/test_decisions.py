@@ -24,7 +24,7 @@ VARIANTS = list(product(["state_value", "op_value"], [True, False]))
 
 
 def fresh_flags() -> Tensor:
-    """Return flags: environment 0 starts a second episode at step 4, environment 1 at step 6, 2 none."""
+    """Return flags of episode starts: environment 0 starts a second episode at step 4, environment 1 at 6."""
     fresh = torch.zeros(3, 9, dtype=torch.bool)
     fresh[:, 0] = True
     fresh[0, 4] = fresh[1, 6] = True
@@ -44,7 +44,7 @@ def test_evaluate_actions_reproduces_log_probs_and_values_of_the_rollout(
     assert len(played.actions[..., Head.OP].unique()) >= 4
 
 
-def test_rollout_that_starts_within_an_episode_uses_its_start_state() -> None:
+def test_evaluation_of_a_rollout_from_mid_episode_uses_its_stored_lstm_state() -> None:
     policy = policy_of()
     going_on = fresh_flags()
     going_on[:, 0] = False
@@ -57,7 +57,7 @@ def test_rollout_that_starts_within_an_episode_uses_its_start_state() -> None:
     )
 
 
-def test_decisions_do_not_depend_on_the_previous_episode() -> None:
+def test_policy_decisions_do_not_depend_on_the_previous_episode() -> None:
     policy = policy_of(critic="op_value")
     fresh = fresh_flags()
     played = play(policy, fresh)
@@ -80,7 +80,7 @@ def test_values_depend_on_earlier_steps_of_the_episode() -> None:
     assert (before.value[2, 1:] != after.value[2, 1:]).all()
 
 
-def test_stored_masks_allow_the_chosen_values_and_give_has_choice() -> None:
+def test_stored_masks_allow_the_chosen_values_and_determine_has_choice() -> None:
     policy = policy_of()
     played = play(policy, fresh_flags())
     parts = played.masks.split(list(head_sizes(3)), dim=-1)
@@ -105,7 +105,7 @@ def test_sampled_actions_are_canonical_in_heads_that_the_op_does_not_read() -> N
 def all_open(policy: FactoredRecurrentActorCritic, op: LifecycleOp) -> tuple[Tensor, ...]:
     """Return actions and masks of one step with ``op`` in four environments.
 
-    Only heads that the op reads have a choice.
+    The masks leave a choice only to heads that the op reads.
     """
     actions = torch.from_numpy(CANONICAL_ACTION.copy()).repeat(4, 1, 1)
     actions[..., Head.OP] = op
@@ -147,7 +147,7 @@ def test_value_gradient_reaches_value_head_lstm_and_embeddings() -> None:
         assert all(g is not None and g.abs().max() > 0.0 for g in gradients)
 
 
-def test_deterministic_decisions_are_the_argmax_and_repeatable() -> None:
+def test_deterministic_decisions_are_the_argmax_of_each_head_and_repeatable() -> None:
     policy = policy_of(4)
     masks = compute_batch_masks(busy_table(5), space_of(4))
     generator = torch.Generator().manual_seed(0)
@@ -163,10 +163,10 @@ def test_deterministic_decisions_are_the_argmax_and_repeatable() -> None:
     assert torch.equal(first.actions[:, Head.OP], op_logits.argmax(dim=-1))
 
 
-def test_each_uniform_number_affects_one_head() -> None:
+def test_each_uniform_random_number_affects_the_sample_of_one_head() -> None:
     policy = policy_of(4)
     masks = compute_batch_masks(SlotTable.empty(1, 4), space_of(4))
-    masks.slot_by_op[:, LifecycleOp.WAIT] = False  # only GERMINATE remains legal
+    masks.slot_by_op[:, LifecycleOp.WAIT] = False  # GERMINATE is the only legal op.
     state, blueprints = torch.zeros(1, 151), torch.full((1, 4), -1)
 
     def decide(uniforms: Tensor) -> Tensor:

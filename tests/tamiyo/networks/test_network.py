@@ -27,13 +27,18 @@ def linear(layer: nn.Module) -> nn.Linear:
     return layer
 
 
-def test_the_specified_network_has_929762_parameters() -> None:
-    # embedding 14·4 = 56 · trunk 133·256 + 256 + 512 = 34,816 · LSTM 4·256·(256 + 256) + 8·256 = 526,336
-    # norm 512 · op, slot, style, tempo, target, speed, curve: 7·(256·128 + 128) + 129·28 = 233,884
-    # blueprint 256·256 + 256 + 256·128 + 128 + 129·13 = 100,365 · value 262·128 + 128 + 129 = 33,793
+def test_policy_network_with_default_sizes_has_929762_parameters() -> None:
+    # Parameters of the embedding: 14·4 = 56.
+    # Parameters of the trunk: 133·256 + 256 + 512 = 34,816.
+    # Parameters of the LSTM: 4·256·(256 + 256) + 8·256 = 526,336.
+    # Parameters of the layer norm after the LSTM: 512.
+    # Parameters of all heads except blueprint and value: 7·(256·128 + 128) + 129·28 = 233,884.
+    # Parameters of the blueprint head: 256·256 + 256 + 256·128 + 128 + 129·13 = 100,365.
+    # Parameters of the value head: 262·128 + 128 + 129 = 33,793.
     assert count(full_size(critic="op_value", conditioned=False)) == 929_762
-    # Without the op the value head has 6·128 fewer; the slot head has 6 more inputs, the six heads after
-    # it 9: 128·6 + 5·128·9 + 256·9.
+    # Without the op as input the value head has 6·128 = 768 parameters fewer.
+    # With the op as input the slot head has 6·128 = 768 parameters more.
+    # With op and slot (6 + 3 inputs) five heads have 5·128·9 = 5,760, the blueprint head 256·9 = 2,304 more.
     policy = full_size()
     assert count(policy) == 929_762 - 768 + 768 + 5_760 + 2_304
     assert {parameter.dtype for parameter in policy.parameters()} == {torch.float32}
@@ -51,14 +56,14 @@ def test_forward_returns_logits_of_every_head_and_a_value(num_slots: int, condit
     assert (policy.num_slots, policy.sizes) == (num_slots, head_sizes(num_slots))
 
 
-def test_forget_biases_start_at_memories_of_1_to_63_steps_and_input_biases_are_their_negatives() -> None:
+def test_initial_forget_biases_give_memories_of_1_to_63_steps_and_input_biases_are_their_negatives() -> None:
     lstm = full_size().lstm
     bias = lstm.bias_ih_l0.detach()
     closing, forget, rest = bias[:256], bias[256:512], bias[512:]
     assert torch.equal(closing, -forget)
     assert rest.abs().max() == 0.0
     assert lstm.bias_hh_l0.abs().max() == 0.0
-    # sigmoid(ln T) = T / (T + 1): a cell keeps 1 − 1/(T + 1) of its content per step.
+    # With forget bias ln T a cell keeps sigmoid(ln T) = T / (T + 1) of its content per step.
     assert forget.min() >= 0.0
     assert forget.max() <= math.log(63.0)
     memories = forget.exp()
@@ -127,7 +132,7 @@ def test_conditioned_heads_depend_on_op_and_slot() -> None:
 
 
 @pytest.mark.parametrize(("critic", "expected"), [("op_value", {"value"}), ("state_value", set())])
-def test_value_depends_on_the_op_only_for_critic_op_value(critic: Critic, expected: set[str]) -> None:
+def test_value_depends_on_the_op_only_if_the_critic_is_op_value(critic: Critic, expected: set[str]) -> None:
     policy = policy_of(conditioned=False, critic=critic)
     assert changed(logits(policy, 1, 0), logits(policy, 2, 0)) == expected
 
@@ -163,7 +168,7 @@ def test_forward_raises_for_an_empty_mask_and_an_unknown_mask_name() -> None:
         policy_of()(state, blueprints, temp_mask=torch.ones(1, 1, 3, dtype=torch.bool))
 
 
-def test_get_value_raises_without_op_for_critic_op_value() -> None:
+def test_get_value_without_op_raises_if_the_critic_is_op_value() -> None:
     policy = policy_of(critic="op_value")
     state, blueprints = torch.randn(2, 121), torch.full((2, 3), -1)
     hidden = policy.get_initial_hidden(2)

@@ -1,4 +1,4 @@
-"""Signals with known values, and observations by column name."""
+"""Training signals with known values, and observations by column name."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,14 +31,14 @@ USUAL = {
 
 
 def signals_of(num_envs: int = 1, **changes: Any) -> TrainingSignals:
-    """Return equal signals for every environment; ``columns`` override the default values."""
+    """Return training signals, the same for every environment; arguments override the default values."""
     return arranged(
         {name: np.array([value] * num_envs) for name, value in (USUAL | changes).items()}, num_envs
     )
 
 
 def arranged(columns: dict[str, Any], num_envs: int) -> TrainingSignals:
-    """Return signals with these columns; the other facts have default values."""
+    """Return training signals with the given columns; all other facts have default values."""
     facts = facts_of(epoch=5, loss=9.0, score=62.5, num_envs=num_envs)
     own = {name: columns.pop(name) for name in [*columns] if hasattr(facts, name)}
     return TrainingSignals(facts=replace(facts, **own), **columns)
@@ -66,7 +66,7 @@ MEASUREMENTS = (
     "vanishing",
     "exploding",
 )
-"""Columns of the slot table that can have extreme values when a seed diverges."""
+"""Columns of the slot table that can have extreme values after a seed diverged."""
 FLAGS = ("vanishing", "exploding")
 EXTREMES = (np.nan, np.inf, -np.inf, 1e300, -1e300, 1e38, 0.0, -0.5, 0.7, 30.0)
 
@@ -77,7 +77,7 @@ def wild(rng: np.random.Generator, *shape: int) -> FloatArray:
 
 
 def wild_signals(rng: np.random.Generator, num_envs: int) -> TrainingSignals:
-    """Return signals with random extreme values."""
+    """Return training signals with random extreme values."""
     floats = ("val_loss", "loss_delta", "val_score", "score_delta", "best_score", "best_loss")
     floats += ("train_loss", "minibatches_left", "candidate_cost", "gain_ratio")
     columns = {name: wild(rng, num_envs) for name in floats} | {

@@ -14,7 +14,7 @@ from tests.leyline.building import put, random_table, space_of
 
 
 def busy_table(num_envs: int = 1) -> SlotTable:
-    """Return a table: slots 0 and 3 empty, 1 in HOLDING and measured, 2 in TRAINING and prunable."""
+    """Return a slot table: slots 0 and 3 are empty, slot 1 is in HOLDING, slot 2 in TRAINING."""
     table = SlotTable.empty(num_envs, 4)
     for env in range(num_envs):
         put(table, 1, Stage.HOLDING, env, age=9, alpha=1.0, contribution=1.0, contribution_error=0.1)
@@ -23,7 +23,7 @@ def busy_table(num_envs: int = 1) -> SlotTable:
 
 
 def policy_of(num_slots: int = 3, rng_seed: int = 0, **options: Any) -> FactoredRecurrentActorCritic:
-    """Return a small network with larger weights than at initialisation, so that choices differ."""
+    """Return a small policy with noise added to its heads, so that its choices differ."""
     torch.manual_seed(rng_seed)
     size = get_feature_size(SlotConfig.of_count(num_slots), options.get("context", False))
     policy = FactoredRecurrentActorCritic(size, num_slots, **{"feature_dim": 32, "hidden_dim": 32, **options})
@@ -47,12 +47,12 @@ class Played(NamedTuple):
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Hidden, Tensor]:
-        """Arguments of ``evaluate_actions``."""
+        """Arguments for ``evaluate_actions`` of the policy."""
         return self[:6]
 
 
 def play(policy: FactoredRecurrentActorCritic, fresh: Tensor, rng_seed: int = 0) -> Played:
-    """Return the decisions of a policy on random tables; ``fresh [env, step]`` marks starts of episodes."""
+    """Return the decisions of a policy on random slot tables; ``fresh [env, step]`` marks episode starts."""
     rng = np.random.default_rng(rng_seed)
     torch.manual_seed(rng_seed)
     num_envs, num_steps = fresh.shape

@@ -33,7 +33,7 @@ from tests.tamiyo.policy.small_policies import busy_table
 
 
 def chosen(op: int, slot: int = 0, speed: int = AlphaSpeed.FAST) -> Tensor:
-    """Return one action with the heads set that masks of later heads depend on."""
+    """Return one action with op, slot and speed, on which the masks of later heads depend."""
     row = torch.zeros(1, NUM_HEADS, dtype=torch.int64)
     row[0, Head.OP], row[0, Head.SLOT], row[0, Head.ALPHA_SPEED] = op, slot, speed
     return row
@@ -48,7 +48,7 @@ def busy_masks(**rules: bool) -> ActionMasks:
     return compute_batch_masks(busy_table(), space_of(4, **rules))
 
 
-def test_op_mask_has_ops_that_are_legal_on_some_slot() -> None:
+def test_op_mask_allows_ops_that_are_legal_on_some_slot() -> None:
     every_op = list(LifecycleOp)
     assert allowed(busy_masks(auto_forward=False), Head.OP, chosen(0)) == every_op
     every_op.remove(LifecycleOp.ADVANCE)
@@ -66,12 +66,12 @@ def test_op_mask_has_ops_that_are_legal_on_some_slot() -> None:
         (LifecycleOp.ADVANCE, [2]),
     ],
 )
-def test_slot_mask_has_the_legal_slots_of_the_op(op: int, slots: list[int]) -> None:
+def test_slot_mask_allows_the_legal_slots_of_the_op(op: int, slots: list[int]) -> None:
     assert allowed(busy_masks(auto_forward=False), Head.SLOT, chosen(op)) == slots
 
 
 VALUES = {
-    Head.BLUEPRINT: [1, 2, 3, 4, 5, 6, 7],  # blueprints of a CNN; never NOOP
+    Head.BLUEPRINT: [1, 2, 3, 4, 5, 6, 7],  # Blueprints of a CNN host, without NOOP.
     Head.STYLE: [0, 1, 2, 3],
     Head.TEMPO: [0, 1, 2],
     Head.ALPHA_TARGET: [0, 1, 2],
@@ -90,13 +90,15 @@ CANONICAL = {
 
 @pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("head", VALUES)
-def test_heads_are_free_if_the_op_reads_them_and_canonical_otherwise(op: LifecycleOp, head: Head) -> None:
+def test_masks_allow_all_values_of_heads_that_the_op_reads_and_else_the_canonical_value(
+    op: LifecycleOp, head: Head
+) -> None:
     masks = busy_masks(auto_forward=False)
     expected = VALUES[head] if HEADS_OF_OP[op, head] else CANONICAL[head]
     assert allowed(masks, head, chosen(op, slot=1)) == expected, "slot 1 is in HOLDING at full alpha"
 
 
-def test_prune_at_alpha_zero_has_canonical_speed_and_curve() -> None:
+def test_masks_of_prune_at_alpha_zero_allow_only_canonical_speed_and_curve() -> None:
     masks = busy_masks()
     assert allowed(masks, Head.ALPHA_SPEED, chosen(LifecycleOp.PRUNE, slot=2)) == [0]
     assert allowed(masks, Head.ALPHA_CURVE, chosen(LifecycleOp.PRUNE, slot=2)) == [0]
@@ -104,14 +106,14 @@ def test_prune_at_alpha_zero_has_canonical_speed_and_curve() -> None:
 
 
 @pytest.mark.parametrize("op", [LifecycleOp.PRUNE, LifecycleOp.SET_ALPHA_TARGET])
-def test_instant_speed_has_canonical_curve(op: int) -> None:
+def test_masks_allow_only_the_canonical_curve_at_speed_instant(op: int) -> None:
     masks = busy_masks()
     assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.INSTANT)) == [0]
     assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.SLOW)) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("blueprints", [CNN, TRANSFORMER])
-def test_blueprint_mask_has_the_blueprints_of_the_host(blueprints: tuple[int, ...]) -> None:
+def test_blueprint_mask_allows_the_blueprints_of_the_host(blueprints: tuple[int, ...]) -> None:
     masks = compute_batch_masks(SlotTable.empty(1, 3), space_of(blueprints=blueprints))
     assert allowed(masks, Head.BLUEPRINT, chosen(LifecycleOp.GERMINATE)) == list(blueprints)
 
@@ -125,7 +127,7 @@ def test_masks_of_one_environment_are_a_batch_of_one() -> None:
     assert masks.stages.tolist() == [[1, 5, 1, 1]]
 
 
-def test_masks_do_not_change_with_the_table() -> None:
+def test_masks_do_not_change_when_the_slot_table_changes_later() -> None:
     table = SlotTable.empty(1, 2)
     masks = compute_batch_masks(table, space_of(2))
     put(table, 0, Stage.TRAINING, alpha=0.5)

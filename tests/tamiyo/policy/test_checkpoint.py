@@ -1,4 +1,4 @@
-"""Policy checkpoints: round trip, atomic replacement, and errors for damaged or unfit files."""
+"""Policy checkpoints: save and load, atomic replacement, and errors for damaged or unfit files."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def weights(policy: FactoredRecurrentActorCritic) -> Any:
     return bits(policy.state_dict())
 
 
-# --- round trip -----------------------------------------------------------------------------------
+# --- save and load -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_loaded_policy_equals_the_saved_one_bit_for_bit(options: dict[str, Any],
     assert weights(loaded) == weights(policy)
 
 
-def test_load_policy_does_not_change_the_global_generator(saved: Path) -> None:
+def test_load_policy_does_not_change_the_global_random_generator(saved: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
     torch.manual_seed(3)
@@ -66,15 +66,15 @@ def test_load_policy_does_not_change_the_global_generator(saved: Path) -> None:
     assert torch.equal(torch.rand(4), expected)
 
 
-# --- replacement ----------------------------------------------------------------------------------
+# --- replacement of a saved policy --------------------------------------------------------------------
 
 
 class KilledError(BaseException):
-    """Simulates the end of the process."""
+    """Raised by a test to simulate the end of the process."""
 
 
 def stop_at_replacement(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -> None:
-    """Raise ``KilledError`` before or after the rename of file ``number``."""
+    """Raise ``KilledError`` before or after the rename of file ``number`` while a policy is saved."""
     replace, seen = os.replace, []
 
     def stopping(source: Path, target: Path) -> None:
@@ -107,7 +107,7 @@ def test_policy_is_loadable_after_a_kill_at_any_point_of_its_replacement(
 def test_load_policy_retries_when_a_writer_replaces_the_policy(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replaces the policy after its description was read and before its weights are read."""
+    """Replaces the policy after its description is read and before its weights are read."""
     new = policy_of(3, rng_seed=1)
     read = checkpoint.read_bytes
 
@@ -122,11 +122,11 @@ def test_load_policy_retries_when_a_writer_replaces_the_policy(
     assert weights(load_policy(saved)) == weights(new)
 
 
-# --- errors ---------------------------------------------------------------------------------------
+# --- errors of damaged or unfit checkpoints -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", ["policy.json", "policy.safetensors"])
-def test_missing_file_is_named_in_the_error(file: str, saved: Path) -> None:
+def test_checkpoint_error_names_the_missing_file(file: str, saved: Path) -> None:
     (saved / file).unlink()
     with pytest.raises(CheckpointError, match=f"holds no checkpoint: {file} is missing"):
         load_policy(saved)
@@ -141,7 +141,7 @@ def test_missing_file_is_named_in_the_error(file: str, saved: Path) -> None:
         lambda d: d["trained_on"].update(slots=3),
     ],
 )
-def test_edited_description_fails_the_digest_check(
+def test_edited_description_of_a_policy_fails_the_digest_check(
     spoil: Callable[[dict[str, Any]], object], tmp_path: Path
 ) -> None:
     saved = tmp_path / "policy"
@@ -153,7 +153,7 @@ def test_edited_description_fails_the_digest_check(
         load_policy(saved)
 
 
-def test_damaged_policies_raise_or_load_unchanged(saved: Path) -> None:
+def test_policy_file_with_damage_raises_or_loads_unchanged_weights(saved: Path) -> None:
     good = load_policy(saved)
     rng = random.Random(0)
     refused = 0
@@ -174,7 +174,7 @@ def test_damaged_policies_raise_or_load_unchanged(saved: Path) -> None:
     assert refused > 45
 
 
-def test_policy_with_other_feature_names_is_refused_by_name(
+def test_error_for_a_policy_with_other_features_names_the_features(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = checkpoint.feature_names
@@ -188,7 +188,7 @@ def test_policy_with_other_feature_names_is_refused_by_name(
 
 
 def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
-    """Change the description and update its digest, so that only the content is wrong."""
+    """Change the description of a policy and update its digest, so that the digest check passes."""
     description = json.loads((saved / "policy.json").read_text())
     spoil(description)
     content = (saved / "policy.safetensors").read_bytes()
@@ -197,13 +197,13 @@ def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
     return saved
 
 
-def test_policy_of_the_same_size_with_other_feature_names_is_refused_by_name(saved: Path) -> None:
+def test_error_for_a_policy_of_equal_size_with_other_features_names_the_features(saved: Path) -> None:
     renamed = spoilt(saved, lambda d: d["features"].__setitem__(d["features"].index("plateau"), "mood"))
     with pytest.raises(CheckpointError, match="only in the policy: mood; only in this version: plateau;"):
         load_policy(renamed)
 
 
-def test_policy_with_the_same_feature_names_in_another_order_is_refused(saved: Path) -> None:
+def test_policy_with_the_same_features_in_another_order_raises_checkpoint_error(saved: Path) -> None:
     with pytest.raises(CheckpointError, match="or on these in another order; only in the policy: none;"):
         load_policy(spoilt(saved, lambda d: d["features"].reverse()))
 
@@ -228,7 +228,7 @@ def test_policy_with_the_same_feature_names_in_another_order_is_refused(saved: P
         (lambda d: d["shape"].update(hold_heads=["mood"]), "does not describe a policy"),
     ],
 )
-def test_invalid_description_is_refused_in_one_line(
+def test_invalid_policy_description_raises_an_error_of_one_line(
     spoil: Callable[[dict[str, Any]], object], message: str, saved: Path
 ) -> None:
     with pytest.raises(CheckpointError, match=message) as refusal:
@@ -246,7 +246,7 @@ def test_invalid_description_is_refused_in_one_line(
         (lambda t: t.clear(), "do not fit"),
     ],
 )
-def test_first_tensor_that_does_not_fit_is_named(
+def test_checkpoint_error_names_the_first_tensor_that_does_not_fit(
     change: Callable[[dict[str, torch.Tensor]], object], message: str, saved: Path
 ) -> None:
     tensors = load_tensors(saved / "policy.safetensors")
@@ -279,7 +279,7 @@ def sealed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_seal_of_other_files_raises_checkpoint_error(sealed: Path) -> None:
+def test_seal_that_lists_other_files_raises_checkpoint_error(sealed: Path) -> None:
     with pytest.raises(CheckpointError, match=r"seal\.json' is damaged: it must name one$"):
         check_seal(sealed, ["one"])
     (sealed / "seal.json").unlink()

@@ -68,7 +68,7 @@ def test_controller_actions_equal_argmax_actions_of_the_policy(policy: FactoredR
             assert_legal(action, table, SPACE)
 
 
-def test_reset_clears_trends_and_lstm_state(
+def test_reset_of_a_policy_controller_clears_trends_and_lstm_state(
     policy: FactoredRecurrentActorCritic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     get_action, shown = policy.get_action, []
@@ -81,7 +81,8 @@ def test_reset_clears_trends_and_lstm_state(
 
     monkeypatch.setattr(policy, "get_action", watched)
     controller = PolicyController(SPACE, ENVS, policy)
-    first = decided(controller, tables(), first=3)  # not epoch 0, where trends restart without a reset
+    # Starts at epoch 3, since trends restart at epoch 0 even without a reset.
+    first = decided(controller, tables(), first=3)
     shown_first = shown.copy()
     for rng_seed in range(1, 4):
         decided(controller, tables(rng_seed))
@@ -91,7 +92,7 @@ def test_reset_clears_trends_and_lstm_state(
         assert shown == shown_first
 
 
-def test_decide_changes_neither_weights_nor_the_global_generator(
+def test_decide_changes_neither_policy_weights_nor_the_global_random_generator(
     policy: FactoredRecurrentActorCritic,
 ) -> None:
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}

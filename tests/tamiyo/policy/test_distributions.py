@@ -9,7 +9,7 @@ from esper.tamiyo.policy.distributions import EmptyMaskError, MaskedCategorical
 
 LOGITS = torch.tensor([math.log(1.0), math.log(2.0), math.log(3.0), math.log(6.0)])
 MASK = torch.tensor([True, False, True, True])
-# Legal weights 1, 3, 6: probabilities 0.1, 0.3, 0.6.
+# The legal values have weights 1, 3, 6 and thus probabilities 0.1, 0.3, 0.6.
 
 
 def test_probabilities_are_normalised_over_legal_values() -> None:
@@ -26,7 +26,7 @@ def test_entropy_is_normalised_by_the_number_of_legal_values() -> None:
 
 
 @pytest.mark.parametrize("legal", [2, 3, 4])
-def test_uniform_distribution_has_entropy_one(legal: int) -> None:
+def test_uniform_distribution_has_normalised_entropy_1(legal: int) -> None:
     mask = torch.arange(4) < legal
     assert MaskedCategorical(torch.full((4,), 7.0), mask).entropy().item() == pytest.approx(1.0)
 
@@ -49,7 +49,7 @@ def test_single_legal_value_has_zero_entropy_log_prob_and_gradient() -> None:
         (0.1 + 1e-6, 2),
         (0.39, 2),
         (0.41, 3),
-        (1.0 - 2.0**-24, 3),  # the largest that torch.rand gives
+        (1.0 - 2.0**-24, 3),  # Largest number that torch.rand returns.
     ],
 )
 def test_sampling_inverts_the_cumulative_distribution(uniform: float, value: int) -> None:
@@ -103,7 +103,7 @@ def test_gradients_are_finite_and_zero_for_masked_logits() -> None:
     assert (logits.grad[MASK] != 0.0).all()
 
 
-def test_all_masked_row_raises_with_its_index() -> None:
+def test_row_without_a_legal_value_raises_with_its_index() -> None:
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
     mask[1, 2] = False
     with pytest.raises(EmptyMaskError, match=r"row \[1, 2\]"):

@@ -18,7 +18,7 @@ WAIT = FactoredAction.from_indices(CANONICAL_ACTION)
 
 
 class ObjectBuiltError(AssertionError):
-    """A ``FactoredAction`` was built."""
+    """Raised when a ``FactoredAction`` is built."""
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> NoReturn:
         raise ObjectBuiltError
 
-    # Not `__new__`: after removing a patched one, CPython does not construct as before.
+    # `__new__` is not patched: removing the patch would not restore construction in CPython.
     monkeypatch.setattr(FactoredAction, "__init__", refuse)
     monkeypatch.setattr(FactoredAction, "from_indices", refuse)
 

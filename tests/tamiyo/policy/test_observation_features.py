@@ -44,21 +44,21 @@ def test_an_observation_has_31_columns_and_30_per_slot(slots: int, size: int) ->
     assert list(feature_names(slots)) == names
 
 
-def test_base_features_have_the_expected_values() -> None:
+def test_features_of_host_and_episode_have_the_expected_values() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.HOLDING)
     put(table, 1, Stage.BLENDING)
     (row,), _ = observe(table)
     ln11 = math.log(11.0)
     expected = {
-        "progress": 0.25,  # 5 of 20 epochs
+        "progress": 0.25,  # Epoch 5 of 20.
         "loss": math.log(10.0) / ln11,
         "loss_delta": 0.25,
         "score": 0.625,
         "score_delta": -0.3,
         "plateau": 0.2,
         "stabilised": 1.0,
-        "losses_0": 1.0,  # ln(1 + 10) / ln 11
+        "losses_0": 1.0,  # Loss 10 scaled to ln(1 + 10) / ln 11.
         "losses_1": math.log(10.0) / ln11,
         "losses_2": math.log(9.0) / ln11,
         "losses_3": math.log(8.0) / ln11,
@@ -70,7 +70,7 @@ def test_base_features_have_the_expected_values() -> None:
         "scores_4": 0.5,
         "best_score": 0.7,
         "best_loss": math.log(7.0) / ln11,
-        "parameter_use": 0.75,  # ln 1000 / ln 10000
+        "parameter_use": 0.75,  # Share of the parameter budget on a log scale: ln 1000 / ln 10000.
         "slot_use": 2 / 3,
         "share_training": 0.0,
         "share_blending": 1 / 3,
@@ -114,12 +114,12 @@ def test_slot_features_have_the_expected_values() -> None:
         "alpha": 0.4,
         "alpha_target": 1.0,
         "alpha_mode": 0.5,  # UP
-        "alpha_velocity": 0.2,  # 0.6 to go in 3 epochs
-        "time_to_target": 0.375,  # 3 of 8
+        "alpha_velocity": 0.2,  # Alpha has to rise by 0.6 in 3 epochs.
+        "time_to_target": 0.375,  # Ramp has 3 epochs left, of a scale of 8 epochs.
         "operator": 1.0,  # GATE
         "contribution": 0.2,
         "contribution_velocity": -0.05,
-        "epochs_in_stage": 0.1,  # 2 of 20
+        "epochs_in_stage": 0.1,  # 2 of 20 epochs were spent in the stage.
         "gradient_norm": 0.3,
         "gradient_health": 0.9,
         "previous_health": 0.8,
@@ -129,7 +129,7 @@ def test_slot_features_have_the_expected_values() -> None:
         "strongest_boost": 0.5,
         "upstream_alpha": 1 / 3,
         "downstream_alpha": 0.5 / 3,
-        "freshness": 0.990025,  # 0.995²
+        "freshness": 0.990025,  # Freshness decays by 0.995 per epoch, over two epochs.
     }
     assert {name: row[f"slot1.{name}"] for name in SLOT_NAMES} == pytest.approx(expected, abs=1e-6)
     assert blueprints == [3, 7, 3]
@@ -143,10 +143,11 @@ def test_slot_features_have_the_expected_values() -> None:
         ("alpha_mode", {"ramp_elapsed": 5}, 0.0),  # HOLD
         ("alpha_velocity", {"ramp_elapsed": 5}, 0.0),
         ("time_to_target", {"ramp_elapsed": 5}, 0.0),
-        ("time_to_target", {"ramp_epochs": 18}, 1.0),  # 16 of 8
+        # A ramp with 16 epochs left is clipped to the scale of 8.
+        ("time_to_target", {"ramp_epochs": 18}, 1.0),
         ("operator", {"style": 0}, 0.0),
         ("operator", {"style": 1}, 0.5),  # MULTIPLY
-        ("operator", {"style": 2}, 0.0),  # the sigmoid is a curve; it adds
+        ("operator", {"style": 2}, 0.0),  # Style SIGMOID_ADD has the operator ADD.
         ("contribution", {"contribution": 25.0}, 1.0),
         ("contribution", {"contribution": -25.0}, -1.0),
         ("contribution_velocity", {"contribution_velocity": 25.0}, 1.0),
@@ -185,7 +186,7 @@ def test_neighbour_alphas_saturate_at_a_sum_of_three() -> None:
     assert row["slot1.upstream_alpha"] == 0.0, "an alpha outside of the forward pass does not count"
 
 
-def test_missing_measurements_have_feature_value_zero() -> None:
+def test_features_of_missing_measurements_are_zero() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=1)
     (row,), _ = observe(table)
@@ -205,7 +206,7 @@ def test_missing_measurements_have_feature_value_zero() -> None:
         ({"last_success": True}, "last_success", 1.0),
         ({"val_loss": 1e9}, "loss", 2.0),
         ({"val_loss": 0.0}, "loss", 0.0),
-        # Features of a diverged host have the worst value of their range.
+        # Features of a diverged host have the worst value of their allowed range.
         ({"val_loss": np.nan}, "loss", 2.0),
         ({"val_loss": np.inf}, "loss", 2.0),
         ({"best_loss": np.nan}, "best_loss", 2.0),
@@ -249,16 +250,16 @@ def test_slot_under_embargo_has_active_stage_and_epochs_in_stage() -> None:
 
 
 CONTEXT = {
-    "trend": 5 / 3,  # the loss fell by 4 in 4 steps, 15 steps are left, it is 9
-    "gap": 1 / 3,  # (9 - 6) / 9
+    "trend": 5 / 3,  # Loss 9 falls by 1 per step and 15 steps are left: 15 / 9.
+    "gap": 1 / 3,  # Gap of validation loss 9 and training loss 6: (9 - 6) / 9.
     "candidate_cost": 0.5 * math.log2(1.75),
-    "minibatches_left": 1.0,  # log2(1 + 1023) / 10
-    "newborn_gradient": 0.5 * math.log(0.5),  # slot 1 has the youngest seed
+    "minibatches_left": 1.0,  # 1023 minibatches are left: log2(1 + 1023) / 10.
+    "newborn_gradient": 0.5 * math.log(0.5),  # The youngest seed, in slot 1, has gradient norm ratio 0.5.
     "gain_ratio": 0.75,
 }
 
 
-def test_context_features_are_appended_to_unchanged_features() -> None:
+def test_context_features_are_appended_and_other_features_do_not_change() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.HOLDING, age=7, gradient_norm_ratio=2.0)
     put(table, 1, Stage.BLENDING, age=2, gradient_norm_ratio=0.5)
@@ -271,14 +272,14 @@ def test_context_features_are_appended_to_unchanged_features() -> None:
     assert obs[0, 121:].tolist() == pytest.approx(list(CONTEXT.values()))
 
 
-def test_missing_context_measurements_have_feature_value_zero() -> None:
+def test_context_features_of_missing_measurements_are_zero() -> None:
     unknown = dict.fromkeys(("train_loss", "minibatches_left", "candidate_cost", "gain_ratio"), math.nan)
     signals = signals_of(epoch=0, **unknown)
     obs, _ = batch_obs_to_features(signals, SlotTable.empty(1, 3), SlotConfig.of_count(3), context=True)
     assert obs[0, 121:].tolist() == [0.0] * 6
 
 
-def test_environments_are_independent() -> None:
+def test_features_of_an_environment_do_not_depend_on_other_environments() -> None:
     table = SlotTable.empty(2, 1)
     put(table, 0, Stage.HOLDING, env=1, **BLENDING)
     rows, blueprints = observe(table)

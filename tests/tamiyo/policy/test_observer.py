@@ -53,10 +53,10 @@ def test_padded_slots_are_empty_and_have_no_legal_op(rng_seed: int, sizes: tuple
 
 
 SHARES = ("slot_use", "share_")
-"""Prefixes of features that are shares of all slots of the policy."""
+"""Prefixes of the names of features that are shares of the policy's slots."""
 
 
-def test_slot_shares_are_relative_to_the_capacity() -> None:
+def test_features_with_shares_of_slots_are_relative_to_the_policy_capacity() -> None:
     table, facts = random_episodes(1, 3), facts_of(4, num_envs=ENVS)
     column = feature_names(3).index("slot_use")
     shares = [
@@ -69,7 +69,7 @@ def test_slot_shares_are_relative_to_the_capacity() -> None:
 
 @settings(max_examples=25)
 @given(st.integers(0, 10_000), st.sampled_from([1, 2, 3, 5]))
-def test_decisions_never_choose_a_padded_slot(rng_seed: int, slots: int) -> None:
+def test_policy_decisions_never_choose_a_padded_slot(rng_seed: int, slots: int) -> None:
     table, space = random_episodes(rng_seed, slots), space_of(slots, auto_forward=False)
     policy = POLICY_FOR_EIGHT
     seen = Observer(ENVS, slots, 8).observe(facts_of(4, num_envs=ENVS), table, space)
@@ -83,7 +83,7 @@ def test_decisions_never_choose_a_padded_slot(rng_seed: int, slots: int) -> None
 POLICY_FOR_EIGHT = policy_of(8)
 
 
-def test_padded_observation_does_not_depend_on_the_previous_table() -> None:
+def test_padded_observation_does_not_depend_on_the_previous_slot_table() -> None:
     space, observer = space_of(3, auto_forward=False), Observer(ENVS, 3, 8)
     for step in range(4):
         table, facts = random_episodes(step, 3), facts_of(step, num_envs=ENVS)
@@ -93,7 +93,7 @@ def test_padded_observation_does_not_depend_on_the_previous_table() -> None:
         assert torch.equal(seen.masks.slot_by_op, fresh.masks.slot_by_op)
 
 
-def test_observation_is_not_changed_by_the_next_one() -> None:
+def test_observation_does_not_change_when_the_next_observation_is_computed() -> None:
     space, observer = space_of(3, auto_forward=False), Observer(ENVS, 3, 8)
     first = observer.observe(facts_of(0, num_envs=ENVS), random_episodes(0, 3), space)
     kept = first.features.clone(), first.blueprint_indices.clone(), first.masks.slot_by_op.clone()

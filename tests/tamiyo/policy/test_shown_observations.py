@@ -1,4 +1,4 @@
-"""``PolicyController`` with the observations of another episode in place of its own."""
+"""``PolicyController`` that is shown the observations of another episode."""
 
 import numpy as np
 import pytest
@@ -32,13 +32,13 @@ def decided(controller: Controller, seen: list[SlotTable], fall: float) -> list[
     ]
 
 
-def test_shown_observations_reproduce_the_decisions_of_the_other_episode(policy):
+def test_policy_shown_observations_of_another_episode_repeats_the_decisions_of_that_episode(policy):
     other = PolicyController(SPACE, 1, policy)
     there = decided(other, tables(0), fall=0.3)
     shuffled = PolicyController(SPACE, 1, policy, shown=list(other.observations))
     for controller, fall in (
         (PolicyController(SPACE, 1, policy), 0.3),
-        (shuffled, -0.2),  # another loss curve, which is not observed
+        (shuffled, -0.2),  # The policy is not shown its own loss curve.
         (shuffled, 0.1),
     ):
         found = decided(controller, tables(0), fall)

@@ -23,18 +23,21 @@ from esper.simic.config import PPOConfig
 from esper.tamiyo.networks.factored_lstm import ActionEvaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5
-"""Update epochs stop when the KL divergence exceeds this many times its target."""
+"""Update epochs stop when the ratio of KL divergence to its target exceeds this limit."""
 KEEP_OPEN_UNTIL: Final = 0.8
-"""Fraction of a training with the entropy floor."""
+"""Fraction of a training, from its start, in which heads have an entropy floor."""
 CLOSING_WEIGHT: Final = 2.0
-"""Weight of the penalty below the entropy floor. A weight of 0.5 does not prevent collapse on the bandit
-oracle, where advantages reach several standard deviations."""
+"""Weight of the penalty for entropies below the entropy floor.
+
+A penalty weight of 0.5 does not prevent entropy collapse on the bandit oracle, where advantages reach several
+standard deviations.
+"""
 MAX_SKIPPED: Final = 3
-"""Number of skipped updates in a row after which a training stops."""
+"""Number of skipped policy updates in a row after which a training stops."""
 
 
 class PolicyDivergedError(EsperError):
-    """``MAX_SKIPPED`` updates in a row were not finite."""
+    """``MAX_SKIPPED`` policy updates in a row had non-finite numbers."""
 
 
 @dataclass(slots=True)
@@ -74,7 +77,7 @@ class PPOAgent:
     Args:
         policy: Network to train.
         config: Hyper-parameters.
-        envs_per_backward: Environments per backward pass; fewer take less memory.
+        envs_per_backward: Environments per backward pass; smaller numbers need less memory.
     """
 
     def __init__(
@@ -134,7 +137,7 @@ class PPOAgent:
         results = [self._shard(batch, shard) for shard in shards(len(batch.returns), self._envs_per_backward)]
         log_ratio = torch.cat([result.log_ratio for result in results])
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
-        # Metrics are stored before the update can stop, since they show the cause of a stop.
+        # Metrics are stored before the update can stop, since metrics show the cause of a stop.
         self._describe(metrics, results, batch, log_ratio)
         metrics.approx_kl = kl
         if number == 0:
@@ -157,7 +160,7 @@ class PPOAgent:
         return True
 
     def _shard(self, batch: Batch, shard: slice) -> ShardResult:
-        """Add the gradient of one shard to that of the parameters."""
+        """Add the gradient of one shard to the gradient of the parameters."""
         config, buffer = self.config, batch.buffer
         evaluation = self.policy.evaluate_actions(*buffer.get_batched_sequences(shard))
         policy = losses.policy_loss(
@@ -244,7 +247,7 @@ class ShardResult:
 
 
 def shards(num_envs: int, size: int) -> list[slice]:
-    """Return slices of ``size`` consecutive environments; the last may be smaller."""
+    """Return shards, slices of ``size`` consecutive environments; the last slice may be smaller."""
     return [slice(start, start + size) for start in range(0, num_envs, size)]
 
 

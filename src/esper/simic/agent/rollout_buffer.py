@@ -71,18 +71,18 @@ class TamiyoRolloutBuffer:
         self.length += 1
 
     def add_outcome(self, reward: Tensor, ended: Tensor, terminated: Tensor) -> None:
-        """Store reward and end of episode after the last decision."""
+        """Store reward and end of episode that follow the last stored decision."""
         step = self.length - 1
         self.rewards[:, step] = reward
         self.ended[:, step] = ended
         self.terminated[:, step] = terminated
 
     def add_next_value(self, value: Tensor) -> None:
-        """Store the value of the state after the last decision; GAE ignores it for terminated episodes."""
+        """Store the value of the state after the last decision; GAE ignores it in terminated episodes."""
         self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
-        """Return the sequences of ``envs``, with the LSTM state at their start."""
+        """Return the sequences of the environments ``envs``, with the LSTM state at the start of each."""
         hidden = (self.hidden[0][:, envs], self.hidden[1][:, envs])
         state, blueprints = self.state[envs], self.blueprint_indices[envs]
         return Sequences(state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs])

@@ -39,7 +39,7 @@ SPACE = ActionSpace(
 
 @dataclass(slots=True)
 class TableBody:
-    """Body without modules for the actuator: seeds exist in the slot table only."""
+    """Network without modules, for the actuator: seeds exist in the slot table only."""
 
     table: SlotTable
     rules: LifecycleRules = SPACE.rules
@@ -106,7 +106,7 @@ class LifecycleOracle(Oracle):
         return np.stack([rng.normal(0.0, NOISE, shape) for rng in self.rngs])
 
     def _measure_seeds(self) -> None:
-        """Record healthy gradients, and a noisy contribution for every seed in the forward pass."""
+        """Record normal gradients, and a noisy contribution for every seed in the forward pass."""
         gains, noise = self.gains(), self._noise(self.table.num_slots)
         for env, slot in np.argwhere(self.table.live):
             self.table.record_gradients(
@@ -147,7 +147,7 @@ class LifecycleOracle(Oracle):
         return RewardInputs(self._facts, self.table, self._everywhere(HOST_SCORE), GUESS_LOSS, RENT)
 
     def train(self) -> None:
-        """Update the state of the model for one epoch, before ages advance and seeds are measured."""
+        """Update the hidden state of the oracle for one epoch, before ages advance and seeds are measured."""
 
     @abstractmethod
     def gains(self) -> NDArray[np.float64]:
@@ -155,7 +155,7 @@ class LifecycleOracle(Oracle):
 
 
 def _payoff(points: float, blueprint: BlueprintAction) -> float:
-    """Compute the return of a committed seed with a contribution of ``points``."""
+    """Return the episode return of one committed seed with a contribution of ``points``."""
     return SCALE * (points / 100.0 - RENT * PARAMS[blueprint] / 1000.0)
 
 
@@ -178,7 +178,8 @@ class Lifecycle(LifecycleOracle):
 
     def gains(self) -> NDArray[np.float64]:
         table = self.table
-        worth = np.zeros((len(BLUEPRINT_IDS) + 1, table.num_slots))  # index -1, the last row: empty slot
+        # Last row, index -1, is for an empty slot.
+        worth = np.zeros((len(BLUEPRINT_IDS) + 1, table.num_slots))
         for blueprint, points in WORTH.items():
             worth[blueprint] = points
         ripeness = np.minimum(table.age / self.ripe_age, 1.0)

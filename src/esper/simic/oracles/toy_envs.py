@@ -1,7 +1,7 @@
 """Oracle environments with the real action space, masks and observation size, and a known optimum.
 
-They train no network, so a training run of a policy takes seconds. A learner that fails here has a bug. The
-docstring of each class gives its task; ``optimum`` is the best return.
+Oracle environments train no network, so a training run of a policy takes seconds. A learner that fails on an
+oracle has a bug. The docstring of each class gives its task; ``optimum`` is the best return.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from esper.tamiyo.policy.observer import Observation
 Actions = NDArray[np.int64]
 Rewards = NDArray[np.float64]
 Legal = Mapping[LifecycleOp, bool | NDArray[np.bool_]]
-"""Legal slots by op, broadcast to ``[env, slot]``; without WAIT."""
+"""Legal slots by op except WAIT, each broadcast to ``[env, slot]``."""
 
 NUM_SLOTS = 3
 _PROGRESS = 0
@@ -65,7 +65,7 @@ class Oracle(ABC):
 
     @abstractmethod
     def observe(self) -> Observation:
-        """Return the observation of this step."""
+        """Return the observation of the present step."""
 
     @abstractmethod
     def rewards(self, actions: Actions) -> Rewards:
@@ -98,15 +98,15 @@ class ToyOracle(Oracle):
         return Observation(torch.from_numpy(features), empty, masks)
 
     def draw(self, count: int) -> NDArray[np.int64]:
-        """Draw one integer below ``count`` per environment, each from its own stream."""
+        """Draw one integer below ``count`` per environment, from the random stream of each environment."""
         return np.array([rng.integers(count) for rng in self.rngs])
 
     def show(self, features: NDArray[np.float32]) -> None:
-        """Write the state that the policy observes into ``features [env, column]``; time is already there."""
+        """Write the observed state into ``features [env, column]``, which already contain the time."""
 
     @abstractmethod
     def legal(self) -> Legal:
-        """Return the legal slots of each op at this step."""
+        """Return the legal slots of each op at the present step."""
 
 
 def slot_column(slot: int, offset: int = 0) -> int:
@@ -118,7 +118,7 @@ SLOT_COLUMNS = [slot_column(slot) for slot in range(NUM_SLOTS)]
 
 
 class Bandit(ToyOracle):
-    """Germinating CONV_HEAVY in slot 2 pays 1 at every step, any other action 0."""
+    """Oracle in which germinating CONV_HEAVY in slot 2 has reward 1 at every step, any other action 0."""
 
     horizon = 4
     optimum = 4.0
@@ -132,8 +132,10 @@ class Bandit(ToyOracle):
 
 
 class Timing(ToyOracle):
-    """Germinating, waiting three steps and fossilizing pays 1, minus 0.3 per step of a wrong waiting time and
-    0.05 per step of delay before the germination."""
+    """Oracle in which germinating, waiting three steps and fossilizing has reward 1.
+
+    Each step of a wrong waiting time costs 0.3, each step of delay before the germination 0.05.
+    """
 
     horizon = 8
     optimum = 1.0
@@ -170,7 +172,7 @@ class Timing(ToyOracle):
 
 
 class Memory(ToyOracle):
-    """The correct slot is observed at step 0 only and pays 1 at step 50; until then only WAIT is legal."""
+    """Oracle that shows the correct slot at step 0 and rewards it at step 50; WAIT is forced until then."""
 
     delay = 50
     horizon = delay + 1
@@ -193,8 +195,11 @@ class Memory(ToyOracle):
 
 
 class Combination(ToyOracle):
-    """A random op is forced and not observed. Under GERMINATE the slot is forced too, and the blueprint that
-    fits the slot pays 1; under another op the slot that fits the op pays 1."""
+    """Oracle with one legal op, which is random and not observed.
+
+    If the op is GERMINATE, the slot is forced too and the blueprint that fits the slot has reward 1. For
+    another op the slot that fits the op has reward 1.
+    """
 
     horizon = 6
     optimum = 6.0
@@ -223,7 +228,7 @@ class Combination(ToyOracle):
 
 
 class Rent(ToyOracle):
-    """Each of the first two seeds pays 1, each further one costs 2."""
+    """Oracle with reward 1 for each of the first two seeds and −2 for each further seed."""
 
     horizon = 6
     optimum = 2.0
@@ -245,7 +250,7 @@ class Rent(ToyOracle):
 
 
 class Distractors(ToyOracle):
-    """Germinating in the observed slot pays 1; the other legal ops have no effect."""
+    """Oracle with reward 1 for germinating in the observed slot; all other legal ops have no effect."""
 
     horizon = 8
     optimum = 8.0

@@ -35,15 +35,15 @@ class Trial:
     """Result of one training run; returns are means over episodes."""
 
     evaluation: float
-    """Return of argmax actions in new environments."""
+    """Mean return of argmax actions in environments that were not used in training."""
     chance: float
-    """Return of uniform legal actions."""
+    """Mean return of uniformly random legal actions."""
     optimum: float
     iterations: int
 
     @property
     def share(self) -> float:
-        """(evaluation − chance) / (optimum − chance); noise can make it exceed 1."""
+        """Share of the optimum: (evaluation − chance) / (optimum − chance); can exceed 1 by noise."""
         return (self.evaluation - self.chance) / (self.optimum - self.chance)
 
 

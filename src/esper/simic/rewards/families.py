@@ -2,8 +2,8 @@
 
 r_t = scale · (Σ_i (Φ_i(s_t) − Φ_i(s_{t−1})) + Σ_j c_j(s_t))
 
-This is potential-based shaping (Ng, Harada & Russell 1999) without discount: over an episode the potential
-terms telescope to Φ(end) − Φ(start).
+The reward is potential-based shaping (Ng, Harada & Russell 1999) without discount: over an episode the
+potential terms telescope to Φ(end) − Φ(start).
 """
 
 from collections.abc import Callable, Mapping
@@ -18,14 +18,14 @@ from esper.leyline import DEFAULT_GAMMA, EpochFacts, LifecycleOp, SlotTable
 FamilyName = Literal["paired", "contribution", "loss", "log_loss", "sparse"]
 Array = NDArray[np.float64]
 RewardTerms = dict[str, Array]
-"""Terms of one step by name, each ``[env]``; their sum is the reward."""
+"""Reward terms of one step by name, each ``[env]``; the sum of the terms is the reward."""
 
 LEAST_LOSS: Final = 1e-3
 """Lower bound of the loss in ``log_loss``."""
 CHURN_COST: Final = 0.01
 """Cost of removing a seed, equal to one point of score."""
 ROLLBACK_PENALTY: Final = 0.2
-"""Penalty of an episode whose host diverged, equal to twenty points of score; its gains are lost as well."""
+"""Penalty of an episode whose host diverged, equal to twenty points of score."""
 
 
 class RewardInputs(NamedTuple):
@@ -43,7 +43,7 @@ class RewardInputs(NamedTuple):
 
 Term = Callable[[RewardInputs], Array]
 
-# --- terms, each [env]; potentials are in units of 100 points of score ---------------------------------
+# --- terms, each [env]; potentials are in units of 100 points of score --------------------------------
 
 
 def lead(s: RewardInputs) -> Array:
@@ -58,21 +58,21 @@ def contribution(s: RewardInputs) -> Array:
 
 
 def loss(s: RewardInputs) -> Array:
-    """Return −loss / guess loss: −1 for a uniform guess, 0 for no loss."""
+    """Return −loss / guess loss: −1 for a uniform guess, 0 for a loss of 0."""
     return -s.facts.val_loss / s.guess_loss
 
 
 def log_loss(s: RewardInputs) -> Array:
     """Return −ln(loss / guess loss): 0 for a uniform guess, about 0.1 more per tenth of the loss removed.
 
-    The lead over a twin would be ln(twin's loss / loss), which differs by a constant of the episode. So this
-    potential has the same optimal policy as a paired one, without the cost of running a twin.
+    The lead over a twin, ln(twin's loss / loss), differs from this potential by a constant of the episode. So
+    the log-loss potential has the same optimal policy as a paired potential, without the cost of a twin.
     """
     return -np.log(np.maximum(s.facts.val_loss, LEAST_LOSS) / s.guess_loss)
 
 
 def final_score(s: RewardInputs) -> Array:
-    """Return score / 100 at the end of an episode, 0 before."""
+    """Return score / 100 at the end of an episode, 0 at earlier steps."""
     return np.where(s.facts.ended, s.facts.val_score / 100.0, 0.0)
 
 
@@ -82,7 +82,7 @@ def rent(s: RewardInputs) -> Array:
 
 
 def rent_potential(grown_params: Array | float, price: Array | float) -> Array:
-    """Return −price · grown_params / 1000."""
+    """Return the rent potential −price · grown_params / 1000."""
     return -np.asarray(price) * grown_params / 1000.0
 
 
@@ -95,7 +95,7 @@ def churn(s: RewardInputs) -> Array:
     return np.where((s.facts.last_op == LifecycleOp.PRUNE) & s.facts.last_success, -CHURN_COST, 0.0)
 
 
-# --- families ------------------------------------------------------------------------------------------
+# --- families -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class RewardFamily:
     costs: Mapping[str, Term] = field(default_factory=dict)
     needs_twin: bool = False
     gamma: float = DEFAULT_GAMMA
-    """Default discount."""
+    """Default discount factor of the family."""
 
 
 FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
@@ -126,12 +126,12 @@ class RewardFunction:
         self._scale = scale
 
     def begin(self, inputs: RewardInputs) -> None:
-        """Store the start potentials of all episodes; ``inputs`` are those of the untrained hosts."""
+        """Store the potentials at the start of all episodes, given the inputs of the untrained hosts."""
         self._at_birth = self._potentials(inputs)
         self._last = {name: value.copy() for name, value in self._at_birth.items()}
 
     def begin_again(self, env: int, inputs: RewardInputs) -> None:
-        """Store the start potentials of environment ``env`` for a new attempt; ``inputs`` are of all."""
+        """Store the start potentials of a new attempt in ``env``, given inputs of all environments."""
         for name, value in self._potentials(inputs).items():
             self._at_birth[name][env] = self._last[name][env] = value[env]
 

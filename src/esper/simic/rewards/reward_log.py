@@ -13,10 +13,10 @@ from esper.simic.rewards.families import Array, RewardTerms, total
 
 @dataclass(slots=True)
 class RewardLog:
-    """Reward terms of a rollout, and its rewards without the twin for comparison."""
+    """Reward terms of a rollout, and for comparison the rewards with a twin score of 0."""
 
     terms: list[RewardTerms] = field(default_factory=list)
-    """One per step."""
+    """Reward terms, one entry per step."""
     unpaired: list[Array] = field(default_factory=list)
     """Rewards ``[env]`` with a twin score of 0, one array per step; empty for families without a twin."""
     broken_episodes: int = 0

@@ -1,1 +1,1 @@
-"""Training loops and the oracle environments that prove them."""
+"""Training loop of a policy: environments, rollouts, exchange between processes."""

@@ -37,15 +37,15 @@ def world_size() -> int:
 
 
 def claim(count: int) -> Iterator[int]:
-    """Yield the numbers of the shards for this process, of ``count`` in all.
+    """Yield the numbers of the shards for this process, out of ``count`` shards.
 
     Shards are assigned dynamically, since episodes differ in length: a process that has finished a shard
-    takes the next one. The assignment does not affect the results.
+    takes the next shard. The assignment does not affect the results.
     """
     if _store is None:
         yield from range(count)
         return
-    work = f"shards of work {next(_works)}"  # all processes call claim equally often, so numbers agree
+    work = f"shards of work {next(_works)}"  # Call numbers are equal in all processes.
     while (shard := _store.add(work, 1) - 1) < count:
         yield shard
 
@@ -69,6 +69,6 @@ def from_first(value: T) -> T:
 
 
 def unlike_first(value: object) -> list[int]:
-    """Return, in every process, the ranks whose value differs from that of rank 0."""
+    """Return, in every process, the ranks whose value differs from the value of rank 0."""
     values = gather({rank(): value})
     return [number for number, other in enumerate(values) if other != values[0]]

@@ -25,14 +25,15 @@ def agree_on_group(
     """Wait for all processes, compare their settings, and return the name of the group.
 
     torchrun keeps one store for all groups that it starts, so keys of a killed group remain. Therefore every
-    process sets a nonce, and rank 0 answers it with a new group name; all other keys start with that name.
+    process sets a nonce, and rank 0 stores a new group name for each nonce; all other keys start with the
+    name.
 
     Args:
         store: Store of torchrun.
         rank: Rank of this process.
         world_size: Number of processes.
         common: Settings and versions that must be equal in all processes.
-        seconds: Time that rank 0 waits for the others.
+        seconds: Time that rank 0 waits for the other ranks.
 
     Raises:
         HandshakeError: A process is missing, or its settings differ.
@@ -41,7 +42,7 @@ def agree_on_group(
 
 
 def _report(store: Store, rank: int, common: Mapping[str, object]) -> str:
-    """Send settings to rank 0 and wait for its answer."""
+    """Send settings to rank 0 and wait for the group name or the refusal of rank 0."""
     nonce = uuid4().hex
     store.set(f"nonce/{rank}", nonce)
     group = store.get(f"group/{nonce}").decode()
@@ -52,7 +53,7 @@ def _report(store: Store, rank: int, common: Mapping[str, object]) -> str:
 
 
 def _receive(store: Store, world_size: int, common: Mapping[str, object], seconds: float) -> str:
-    """Wait for the settings of all other ranks and compare them with those of rank 0."""
+    """Wait for the settings of all other ranks and compare them with the settings of rank 0."""
     group, deadline = uuid4().hex, time.monotonic() + seconds
     answered: set[str] = set()
     received: dict[int, str] = {}
@@ -75,10 +76,10 @@ def _receive(store: Store, world_size: int, common: Mapping[str, object], second
 def _refusal(
     received: Mapping[int, str], world_size: int, common: Mapping[str, object], seconds: float
 ) -> str:
-    """Return the message about missing ranks or different settings; empty if there are none."""
+    """Return the message about missing ranks or different settings; empty if all ranks agree."""
     if missing := [str(rank) for rank in range(1, world_size) if rank not in received]:
         return f"rank {', '.join(missing)} of {world_size} did not come within {seconds:g} s; start all again"
-    ours = json.loads(json.dumps(common))  # JSON changes types, as it did for the other ranks
+    ours = json.loads(json.dumps(common))  # Settings of other ranks went through JSON, which changes types.
     problems = []
     for rank, settings in sorted(received.items()):
         host, theirs = json.loads(settings)
@@ -91,5 +92,5 @@ def _refusal(
 
 
 def _value_of(store: Store, key: str) -> str:
-    """Return the value of a key without waiting; empty if it is not set."""
+    """Return the value of a key in the store without waiting; empty if the key is not set."""
     return store.get(key).decode() if store.check([key]) else ""

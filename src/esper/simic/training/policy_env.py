@@ -23,9 +23,9 @@ from esper.tolaria.vector import SerialVector
 class PolicyStep(NamedTuple):
     """Result of a step: next observation, and reward and end of episode as arrays ``[env]``.
 
-    After a termination the value of the next state is 0, and ``observation`` is the first one of the next
-    episode, if there is one. ``ended`` without ``terminated`` is a truncation, which is possible only in the
-    last step of a rollout; ``observation`` is then the last one of the truncated episode.
+    After a termination the value of the next state is 0, and ``observation`` is the first observation of the
+    next episode, if any. ``ended`` without ``terminated`` is a truncation, which is possible only in the last
+    step of a rollout; ``observation`` is then the last observation of the truncated episode.
     """
 
     observation: Observation
@@ -43,7 +43,7 @@ class PolicyEnv(Protocol):
 
     @property
     def horizon(self) -> int:
-        """Steps of one episode."""
+        """Number of steps of one episode."""
 
     def reset(self) -> Observation:
         """Start a new episode in every environment."""
@@ -53,7 +53,7 @@ class PolicyEnv(Protocol):
 
 
 class RowJournal(Protocol):
-    """Receiver of the rows of an iteration in progress, epoch by epoch."""
+    """Receiver of the telemetry rows of an iteration in progress, epoch by epoch."""
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
         """Receive the rows of one epoch of the shard whose first environment is ``env``."""
@@ -70,7 +70,7 @@ class RowList:
         self.rows.append(row)
 
     def take_new(self) -> list[Row]:
-        """Return the rows added since the last call."""
+        """Return the telemetry rows added since the last call of ``take_new``."""
         new, self._taken = self.rows[self._taken :], len(self.rows)
         return new
 
@@ -106,8 +106,7 @@ class GrowthEnv:
         self.horizon = task.horizon
         self.next_episode = 0
         """Number of the episode that the next reset starts."""
-        # One rollback ends the episode: the policy shall see the consequence of an action that broke the
-        # host.
+        # One rollback ends the episode, so that the policy learns from an action that made the host diverge.
         self._vector = SerialVector(
             task,
             rng_seed=rng_seed,
@@ -121,13 +120,13 @@ class GrowthEnv:
         self._family = FAMILIES[config.reward_family]
         self._reward_function = RewardFunction(self._family, config.reward_scale)
         self._unpaired = RewardFunction(self._family, config.reward_scale)
-        """Rewards with a twin score of 0, to report the variance that the twin removes."""
+        """Reward function with a twin score of 0, to report how much variance the twin removes."""
 
     def reset(self) -> Observation:
         self._episode, self.next_episode = self.next_episode, self.next_episode + 1
         self._attempts = [0] * len(self.env_indices)
         self._born = [0] * len(self.env_indices)
-        """First step of the present attempt, per environment."""
+        """First step of the present attempt at an episode, per environment."""
         self._twins = np.full((len(self.env_indices), self.horizon + 1), np.nan)
         self._sinks = [RowList() for _ in self.env_indices]
         self.reports: list[EpisodeReport] = []
@@ -147,7 +146,7 @@ class GrowthEnv:
 
     @property
     def rows(self) -> list[Row]:
-        """Rows since the last reset, one environment after the other."""
+        """Telemetry rows since the last reset, one environment after another."""
         return [row for sink in self._sinks for row in sink.rows]
 
     def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
@@ -181,7 +180,7 @@ class GrowthEnv:
         return total(terms)
 
     def _begin_attempt(self, row: int) -> None:
-        """Start another attempt at the episode in one environment."""
+        """Start another attempt at the present episode in one environment."""
         self._attempts[row] += 1
         self._born[row] = len(self.reward_log.terms)
         self._reset_env(row)

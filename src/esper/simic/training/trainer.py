@@ -1,6 +1,6 @@
 """Training loop of a policy: PPO (Schulman et al. 2017) over episodes of growing networks.
 
-An iteration collects one episode per environment, updates the policy and, when due, evaluates it.
+An iteration collects one episode per environment, updates the policy and, when due, evaluates the policy.
 Environments form fixed shards, which the processes share. Random streams are named by (run, environment,
 episode) and every iteration starts new episodes, so a checkpoint consists of policy, optimiser and iteration
 number.
@@ -38,7 +38,7 @@ SHARD_ENVS: Final = 2
 """Environments per shard; one process runs a shard."""
 PHASES: Final = ("rollout", "update", "evaluation")
 NETWORK_SETTINGS: Final = {"hidden_dim", "critic", "conditioned", "hold_heads", "context"}
-"""Settings with the names of their fields in ``PolicyShape``."""
+"""Names of settings of the policy network with the names of their fields in ``PolicyShape``."""
 OPTIMISER_FILE: Final = "optimiser.safetensors"
 PROGRESS_FILE: Final = "progress.json"
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class ShardRollout(NamedTuple):
-    """Results of one shard in an iteration."""
+    """Results of one shard of environments in an iteration."""
 
     buffer: TamiyoRolloutBuffer
     reports: list[EpisodeReport]
@@ -59,14 +59,14 @@ class PolicyEvaluation(NamedTuple):
 
     mean_return: float
     score: float | None
-    """Mean validation score of the episodes that reached their horizon; None if none did."""
+    """Mean validation score of the episodes that reached their horizon; None without such an episode."""
 
 
 class Iteration(NamedTuple):
-    """Rows of one iteration."""
+    """Telemetry rows of one training iteration."""
 
     rows: list[Row]
-    """Rows of its episodes, one environment after the other."""
+    """Telemetry rows of the episodes of an iteration, one environment after another."""
     update: UpdateRow
 
 
@@ -99,7 +99,7 @@ class Trainer:
         self._selection = self._make_shards(SELECTION_SEEDS[config.rng_seed], config.evaluate_episodes)
 
     def _make_shards(self, rng_seed: int, count: int, journal: RowJournal | None = None) -> list[GrowthEnv]:
-        """Return all shards, since any process can claim any of them; the first reset builds the hosts."""
+        """Return all shards, since any process can claim any shard; the first reset builds the hosts."""
         return [
             GrowthEnv(
                 self.task, self.config, rng_seed=rng_seed, env_indices=range(count)[shard], journal=journal
@@ -112,12 +112,12 @@ class Trainer:
         return self.iteration >= self.config.iterations
 
     def __iter__(self) -> Iterator[Iteration]:
-        """Run the remaining iterations."""
+        """Run the remaining training iterations."""
         while not self.is_over:
             yield self.run_iteration()
 
     def run_iteration(self) -> Iteration:
-        """Collect an episode per environment, update the policy on all of them, evaluate it when due."""
+        """Collect one episode per environment, update the policy on all episodes, and evaluate it when due."""
         times = [time.perf_counter()]
         parts = _share_out(self._training, self._rollout)
         buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
@@ -220,7 +220,7 @@ def _share_out(envs: Sequence[GrowthEnv], run: Callable[[GrowthEnv], T]) -> list
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean, ``None`` if there are no values or it is not finite."""
+    """Return the mean of values, ``None`` if there are no values or the mean is not finite."""
     return known(float(np.mean(values))) if values else None
 
 

@@ -39,17 +39,20 @@ Hidden = tuple[Tensor, Tensor]
 
 HEAD_HIDDEN: Final = 128
 MEMORY_STEPS: Final = 64
-"""T_max of the chrono initialisation: longest initial memory of a cell, in steps."""
+"""Longest initial memory of an LSTM cell in steps, T_max of the chrono initialisation."""
 INITIAL_LOGITS: Final[Mapping[Head, Mapping[int, float]]] = {
     Head.OP: {LifecycleOp.WAIT: 1.0, LifecycleOp.PRUNE: -2.0},
     Head.ALPHA_TARGET: {AlphaTarget.FULL: 1.0},
 }
-"""Initial biases of the last layers. With uniform choices two thirds of the seeds would stay below full alpha
-and never reach HOLDING, and most seeds would be pruned."""
+"""Initial biases of the last layers of the heads.
+
+With uniform initial choices two thirds of the seeds would stay below full alpha and never reach HOLDING, and
+most seeds would be pruned.
+"""
 
 
 class BlueprintEmbedding(nn.Module):
-    """Embedding of the blueprint in each slot, with one more vector for the empty slot."""
+    """Embedding of the blueprint in each slot, with one more vector for empty slots."""
 
     null_index: Tensor
 
@@ -68,15 +71,15 @@ class PolicyDecision(NamedTuple):
     """One sampled (or argmax) decision per environment."""
 
     actions: Tensor
-    """``[env, 8]``."""
+    """Chosen actions ``[env, 8]``."""
     log_probs: Tensor
-    """``[env, 8]``, 0 where a head had no choice."""
+    """Log-probabilities ``[env, 8]`` of the chosen values, 0 where a head had no choice."""
     masks: Tensor
     """Legal values of all heads, concatenated: bool ``[env, sum of head sizes]``."""
     op_probs: Tensor
-    """``[env, op]``, 0 for masked ops."""
+    """Probabilities ``[env, op]`` of the ops, 0 for masked ops."""
     value: Tensor
-    """``[env]``."""
+    """Values of the critic ``[env]``."""
     hidden: Hidden
 
     def cpu(self) -> PolicyDecision:
@@ -90,14 +93,14 @@ class ActionEvaluation(NamedTuple):
 
     log_probs: Tensor
     entropies: Tensor
-    """``[env, step, 8]``, normalised by the number of legal choices."""
+    """Entropies ``[env, step, 8]`` of the heads, normalised by the number of legal values."""
     has_choice: Tensor
     value: Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyShape:
-    """Arguments that determine the shapes of all parameters."""
+    """Arguments of the policy network that determine the shapes of all parameters."""
 
     state_dim: int
     num_slots: int
@@ -113,7 +116,7 @@ class PolicyShape:
 
 
 def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
-    """Initialise orthogonally (Saxe et al. 2014), with the gains customary in PPO."""
+    """Initialise a linear layer orthogonally (Saxe et al. 2014) with ``gain``."""
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
     return layer
@@ -124,7 +127,7 @@ def _chrono_init(bias: Tensor, hidden: int) -> None:
 
     Forget biases b_f ~ log U(1, T_max − 1), input biases −b_f. Cells then start with memories of 1 to
     ``MEMORY_STEPS`` steps. With the customary forget bias of 1 a cell keeps 1e-7 of its content after 50
-    steps, too little for a gradient (ADR 0013).
+    steps, which is too little for a gradient (ADR 0013).
     """
     span = torch.empty(hidden).uniform_(1.0, MEMORY_STEPS - 1.0).log()
     bias[:hidden] = -span
@@ -199,12 +202,12 @@ class FactoredRecurrentActorCritic(nn.Module):
         zeros = torch.zeros(1, batch, self.shape.hidden_dim, device=self.blueprints.null_index.device)
         return zeros, zeros.clone()
 
-    # --- the trunk ----------------------------------------------------------------------------
+    # --- embedding and LSTM ---------------------------------------------------------------------------
 
     def encode(
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden, fresh: Tensor | None = None
     ) -> tuple[Tensor, Hidden]:
-        """Run embedding and LSTM over sequences, with a reset where an episode begins.
+        """Run embedding and LSTM over sequences, with the LSTM state reset where an episode begins.
 
         Args:
             state: Observations ``[batch, seq, state_dim]``.
@@ -232,7 +235,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         return self.norm(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]), hidden
 
     def head_logits(self, head: Head, encoded: Tensor, *chosen: Tensor) -> Tensor:
-        """Return logits ``[..., values]`` of one head, given op and slot if they were chosen before it."""
+        """Return logits ``[..., values]`` of one head, given the op and slot chosen before."""
         context = [F.one_hot(c, width).float() for c, width in zip(chosen, self._context(head), strict=False)]
         return self.heads[HEAD_NAMES[head]](torch.cat([encoded, *context], dim=-1))
 
@@ -262,7 +265,7 @@ class FactoredRecurrentActorCritic(nn.Module):
             hidden: LSTM state before the first step; zeros if not given.
             op: Op ``[batch, seq]`` that the other heads are conditioned on; sampled with torch's global
                 generator if not given.
-            slot: Slot ``[batch, seq]``, likewise.
+            slot: Slot ``[batch, seq]`` that heads after op and slot are conditioned on; sampled if not given.
             masks: Bool tensors ``[batch, seq, values]`` by name: ``op_mask``, ``slot_mask``,
                 ``blueprint_mask``, ``style_mask``, ``tempo_mask``, ``alpha_target_mask``,
                 ``alpha_speed_mask``, ``alpha_curve_mask``. Masked values get the logit ``MASKED_LOG_PROB``.

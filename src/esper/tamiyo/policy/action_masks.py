@@ -29,13 +29,13 @@ class ActionMasks:
     """Legal actions of every environment, from which the mask of each head follows."""
 
     slot_by_op: Tensor
-    """``[env, op, slot]``, see ``legal_slots_by_op``."""
+    """Legal pairs ``[env, op, slot]``, see ``legal_slots_by_op``."""
     blueprint: Tensor
-    """``[env, blueprint]``, selectable blueprints of the host."""
+    """Selectable blueprints of the host, ``[env, blueprint]``."""
     alpha_is_zero: Tensor
-    """``[env, slot]``, slots whose removal needs no ramp."""
+    """Slots ``[env, slot]`` with alpha 0, whose removal needs no ramp."""
     stages: Tensor
-    """``[env, slot]``, for error messages."""
+    """Stages ``[env, slot]`` for error messages."""
     held: frozenset[int] = frozenset()
     """Heads fixed at their canonical value even where the op reads them."""
 
@@ -47,7 +47,7 @@ class ActionMasks:
     def of_head(self, head: int, chosen: Tensor) -> Tensor:
         """Return the mask ``[env, values]`` of one head, given the earlier heads in ``chosen [env, 8]``.
 
-        A head that the op does not read has its canonical value alone.
+        The only legal value of a head that the op does not read is its canonical value.
         """
         if head == Head.OP:
             return self.op
@@ -65,7 +65,7 @@ class ActionMasks:
         return torch.where(is_read.unsqueeze(-1), free, canonical[head])
 
     def holding(self, heads: frozenset[int]) -> ActionMasks:
-        """Return masks that fix ``heads`` at their canonical value, the blueprint at the first selectable."""
+        """Return masks that fix ``heads`` at their canonical value, blueprint at the first selectable one."""
         legal, blueprint = self.slot_by_op.clone(), self.blueprint.clone()
         if Head.OP in heads:
             legal[:, CANONICAL_ACTION[Head.OP] + 1 :] = False
@@ -94,7 +94,7 @@ class ActionMasks:
 
 @cache
 def _tables(num_slots: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return ``HEADS_OF_OP`` as a tensor, and per head the mask of its canonical value; cached per device."""
+    """Return ``HEADS_OF_OP`` as a tensor, and the mask of the canonical value of each head."""
     read = torch.from_numpy(HEADS_OF_OP.copy()).to(device)
     canonical = tuple(
         torch.arange(size, device=device) == int(value)

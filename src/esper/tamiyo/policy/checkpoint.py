@@ -1,7 +1,7 @@
 """Policy checkpoints: weights as safetensors, description as JSON. Loading runs no code from the files.
 
-The description holds a SHA-256 digest of itself and the weights, since neither format detects a flipped bit.
-A folder of several files can be sealed with a digest of each file.
+The description holds a SHA-256 digest of itself and the weights, since neither safetensors nor JSON detects a
+flipped bit. A folder of several files can be sealed with a digest of each file.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class CheckpointError(EsperError):
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """Settings of the episodes that a policy was trained on; an evaluation reports differences from them."""
+    """Settings of the episodes that a policy was trained on; evaluations report different settings."""
 
     task: str
     slots: int
@@ -48,7 +48,7 @@ class TrainedOn:
     budget: int | None = None
 
     def differences(self, **settings: object) -> str:
-        """Describe the ``settings`` that differ from those of the training; empty if none does."""
+        """Describe the ``settings`` that differ from the training; empty if all are equal."""
         trained = asdict(self)
         names = [name for name, value in settings.items() if value != trained[name]]
         return ", ".join(f"{name} {settings[name]} (trained on {trained[name]})" for name in names)
@@ -60,7 +60,7 @@ def save_policy(
     """Write weights and description: shape, feature names and settings of the training.
 
     An existing policy of the same shape is replaced atomically: while the weights file is replaced, the
-    description holds the digests of the old and of the new weights, so either one can be loaded.
+    description holds the digests of old and new weights, so either file of weights can be loaded.
     """
     bound = {
         "shape": asdict(policy.shape),
@@ -82,7 +82,7 @@ def save_policy(
 
 
 def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
-    """Read a policy.
+    """Read a policy from its folder.
 
     Raises:
         CheckpointError: The checkpoint is missing or damaged, or has other feature names than this version.
@@ -114,12 +114,13 @@ def _described(value: object, kind: type[T], directory: Path) -> T:
 
 
 def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
-    """Read description and weights, and check their digest."""
+    """Read description and weights of a policy, and check their digest."""
     bound = read_json(directory / SHAPE_FILE)
     weights = read_bytes(directory / POLICY_FILE)
     digests = bound.get("sha256")
     if not isinstance(digests, list) or _digest_of_policy(bound, weights) not in digests:
-        if read_json(directory / SHAPE_FILE) != bound:  # a training replaced the policy between the two reads
+        # A training replaced the policy between the reads of its two files.
+        if read_json(directory / SHAPE_FILE) != bound:
             return _read_policy(directory)
         raise CheckpointError(
             f"'{directory / POLICY_FILE}' and {SHAPE_FILE} are not as they were written: the digest differs"
@@ -129,7 +130,7 @@ def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
 
 def _digest_of_policy(bound: Mapping[str, Any], weights: bytes) -> str:
     known = [bound.get("shape"), bound.get("features")]
-    if bound.get("trained_on") is not None:  # policies of older versions do not have it
+    if bound.get("trained_on") is not None:  # Policies of older versions have no training settings.
         known.append(bound["trained_on"])
     description = json.dumps(known, sort_keys=True)
     return hashlib.sha256(description.encode() + weights).hexdigest()
@@ -150,10 +151,10 @@ def _build(
     sizes = asdict(shape)
     largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
     for name, size in sizes.items():
-        if isinstance(size, int) and size > largest:  # checked before memory of that size is allocated
+        if isinstance(size, int) and size > largest:  # Sizes are checked before memory is allocated.
             raise _misfit(directory, f"{name} is {size}")
     try:
-        with torch.random.fork_rng(devices=[]):  # initial weights use the global generator
+        with torch.random.fork_rng(devices=[]):  # Initial weights are drawn from the global random generator.
             policy = FactoredRecurrentActorCritic(**sizes)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -188,11 +189,11 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
         )
 
 
-# --- folders of files -----------------------------------------------------------------------------
+# --- seals of folders -----------------------------------------------------------------------------
 
 
 def seal(directory: Path, names: Sequence[str]) -> None:
-    """Write the SHA-256 of each file. Call it last: the seal marks the checkpoint as complete."""
+    """Write a seal, the SHA-256 of each file; call it last, since a seal marks a complete checkpoint."""
     digests = {name: _digest_of_file(directory / name) for name in names}
     write_durably(directory / SEAL_FILE, (json.dumps(digests, indent=1) + "\n").encode())
 
@@ -211,7 +212,7 @@ def _digest_of_file(path: Path) -> str:
     return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
-# --- files ----------------------------------------------------------------------------------------
+# --- tensors and JSON ---------------------------------------------------------------------------------
 
 
 def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
@@ -219,7 +220,7 @@ def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def load_tensors(path: Path, content: bytes | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; ``content`` are its bytes if they were read already."""
+    """Return the tensors of a safetensors file; ``content`` are the bytes of the file, if read already."""
     try:
         return load(read_bytes(path) if content is None else content)
     except (SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -227,7 +228,7 @@ def load_tensors(path: Path, content: bytes | None = None) -> dict[str, Tensor]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; raises ``CheckpointError`` if it is missing or damaged."""
+    """Return the JSON object in a file; raises ``CheckpointError`` if the file is missing or damaged."""
     try:
         content = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
@@ -238,7 +239,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file; raises ``CheckpointError`` if it is missing or unreadable."""
+    """Return the content of a file; raises ``CheckpointError`` if the file is missing or unreadable."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

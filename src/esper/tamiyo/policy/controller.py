@@ -17,9 +17,9 @@ class PolicyController:
         space: Action space of the hosts.
         num_envs: Number of environments.
         policy: Trained policy.
-        shown: Observations of another episode, shown to the policy in place of its own; legal actions are
-            still those of its own episode. An open-loop policy decides the same, one that reacts to
-            observations gets worse.
+        shown: Observations of another episode, shown to the policy in place of the present episode; legal
+            actions are still those of the present episode. An open-loop policy decides the same, a policy
+            that reacts to observations gets worse.
     """
 
     name = "ppo"
@@ -44,13 +44,13 @@ class PolicyController:
         self._observer.reset()
         self._hidden = self._policy.get_initial_hidden(self._num_envs)
         self.observations: list[Observation] = []
-        """Observations of this episode by step."""
+        """Observations of the present episode by step."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         seen = self._observer.observe(facts, table, self._space)
         self.observations.append(seen)
         if self._shown:
-            # The other episode may be shorter; its last observation is repeated.
+            # The last observation of a shorter shown episode is repeated.
             other = self._shown[min(len(self.observations), len(self._shown)) - 1]
             seen = other._replace(masks=seen.masks)
         decision = decide(self._policy, seen, self._hidden)
@@ -61,9 +61,9 @@ class PolicyController:
 def decide(
     policy: FactoredRecurrentActorCritic, seen: Observation, hidden: Hidden, uniforms: Tensor | None = None
 ) -> PolicyDecision:
-    """Return the decision of the policy, sampled with ``uniforms [env, 8]`` or argmax without them.
+    """Return the decision of the policy, sampled with ``uniforms [env, 8]``, argmax without ``uniforms``.
 
-    Inputs are copied to the device of the policy, results to the CPU.
+    Inputs are copied to the device of the policy, the decision to the CPU.
     """
     device = next(policy.parameters()).device
     seen, memory = seen.to(device), (hidden[0].to(device), hidden[1].to(device))

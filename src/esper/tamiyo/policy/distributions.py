@@ -8,7 +8,7 @@ from torch import Tensor
 from esper.leyline.errors import EsperError
 
 MASKED_LOG_PROB: Final = -1e4
-"""Replaces minus infinity: finite, so gradients are finite, and within the range of half precision."""
+"""Log-probability of masked values: finite for finite gradients, and in the range of half precision."""
 
 
 class EmptyMaskError(EsperError):
@@ -35,7 +35,7 @@ class MaskedCategorical:
     def __init__(self, logits: Tensor, mask: Tensor) -> None:
         _check(mask)
         self.mask = mask
-        # A finite value in place of -inf could exceed legal logits that are very low.
+        # Masked logits are -inf, since a finite value could exceed very low legal logits.
         masked = torch.where(mask, logits.float(), -torch.inf)
         self.log_probs = masked.log_softmax(dim=-1).clamp_min(MASKED_LOG_PROB)
 

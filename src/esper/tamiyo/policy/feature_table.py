@@ -33,14 +33,14 @@ class Shared(NamedTuple):
     """Arrays ``[env, slot]`` that several slot features use."""
 
     active: Array
-    """1 where the slot is not DORMANT, float32."""
+    """Flags of slots that are not DORMANT, 1 or 0 in float32."""
     ramping: Array
     ramp_left: Array
     """Epochs until alpha has reached its target."""
     weights: Array
     """Alpha of seeds in the forward pass, 0 elsewhere."""
     weights_so_far: Array
-    """Sum of ``weights`` from the first slot to this one."""
+    """Cumulative sum of ``weights`` over the slots, upstream first."""
 
     @classmethod
     def of(cls, table: SlotTable) -> Shared:
@@ -59,7 +59,7 @@ class Feature:
     """One or more neighbouring columns of the observation with a common source."""
 
     names: str
-    """One word per column."""
+    """Names of the columns, one word per column."""
     source: Source
     """Raw values: ``[env]``, or ``[env, slot]`` for slot features, with one more axis for several columns."""
     scale: float = 1.0
@@ -97,7 +97,7 @@ _IN_FORWARD: Final = IN_FORWARD.astype(np.float64)
 _COUNTED: Final = np.stack(
     [_ACTIVE, *_STAGES[[Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]]], axis=1, dtype=np.float64
 )
-"""``[stage, 4]``: counts of a slot in each stage for ``_shares``."""
+"""Contribution of a slot in each stage to the four counts in ``_shares``, ``[stage, 4]``."""
 _OPERATORS: Final = np.array([0.5 * operator for operator in STYLE_OPERATORS], dtype=np.float32)
 
 BASE_FEATURES: Final = (
@@ -126,7 +126,7 @@ BASE_FEATURES: Final = (
 
 
 def _alpha_mode(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Return 0 for a constant alpha (HOLD), 0.5 for a rising (UP), 1 for a falling one (DOWN)."""
+    """Return 0 for a constant alpha (HOLD), 0.5 for a rising alpha (UP), 1 for a falling alpha (DOWN)."""
     return x.ramping * np.where(t.alpha_target > t.alpha_from, 0.5, 1.0)
 
 
@@ -166,7 +166,7 @@ SLOT_FEATURES: Final = (
     Feature("downstream_alpha", _downstream, 1 / 3, 0.0, 1.0),
     Feature("freshness", _freshness),
 )
-"""Features of one slot, all 0 while it is empty."""
+"""Features of one slot, all 0 while the slot is empty."""
 
 
 def _trend(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
@@ -176,7 +176,7 @@ def _trend(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
 
 
 def _newborn_gradient(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Return ln(gradient norm of the youngest seed / that of the host); NaN without a seed."""
+    """Return ln(gradient norm of the youngest seed / gradient norm of the host); NaN without a seed."""
     ages = np.where(t.occupied, t.age, np.iinfo(np.int64).max)
     youngest = ages.argmin(axis=1)
     rows = np.arange(t.num_envs)

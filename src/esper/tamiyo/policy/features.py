@@ -1,6 +1,6 @@
 """Observations of a policy, computed from the feature table for all environments at once.
 
-Sizes and names are derived from the table; a policy checkpoint stores the names.
+Sizes and names of features are derived from the feature table; a policy checkpoint stores the names.
 """
 
 from functools import cache
@@ -39,7 +39,7 @@ def get_feature_size(slot_config: SlotConfig, context: bool = False) -> int:
 
 
 def feature_names(num_slots: int, context: bool = False) -> tuple[str, ...]:
-    """Return one name per column of an observation; a policy checkpoint stores them."""
+    """Return one name per column of an observation; a policy checkpoint stores the names."""
     return _layout(num_slots, context)[0]
 
 

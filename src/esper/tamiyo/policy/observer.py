@@ -1,7 +1,7 @@
 """Observations of a policy: facts and slot table in, tensors out.
 
 The capacity of a policy is the number of slots in its observation. For a model with fewer slots the remaining
-ones are empty and have no legal op.
+slots of the observation are empty and have no legal op.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Observation(NamedTuple):
     """Observation of all environments."""
 
     features: Tensor
-    """``[env, features]``."""
+    """Features ``[env, features]``."""
     blueprint_indices: Tensor
-    """``[env, slot]``, -1 for empty slots."""
+    """Blueprint indices ``[env, slot]``, -1 for empty slots."""
     masks: ActionMasks
 
     def to(self, device: torch.device) -> Observation:
@@ -62,11 +62,11 @@ class Observer:
         self._wide.enabled[:] = False
 
     def reset(self) -> None:
-        """Clear the trends: the next observation is the first one of every episode."""
+        """Clear the trends: the next observation is the first of a new episode in every environment."""
         self._tracker.reset()
 
     def observe(self, facts: EpochFacts, table: SlotTable, space: ActionSpace) -> Observation:
-        """Return the observation after an epoch."""
+        """Return the observation of all environments after an epoch."""
         signals = self._tracker.update(facts)
         shown = self._widened(table)
         features, blueprints = batch_obs_to_features(signals, shown, self._slots, context=self._context)
