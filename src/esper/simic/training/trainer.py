@@ -117,7 +117,8 @@ class Trainer:
             yield self.run_iteration()
 
     def run_iteration(self) -> Iteration:
-        """Collect one episode per environment, update the policy on all episodes, and evaluate it when due."""
+        """Collect one episode per environment, update the policy on all episodes, and evaluate it when
+        due."""
         times = [time.perf_counter()]
         parts = _share_out(self._training, self._rollout)
         buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
