@@ -296,6 +296,7 @@ def test_finish_of_a_compiled_network_returns_the_plain_network_inside() -> None
 
 
 def test_frozen_backbone_with_a_seed_compiles_to_one_graph() -> None:
+    torch._dynamo.reset()  # another test may have reached the recompile limit of the same code
     net = mlp()
     net[:4].requires_grad_(False)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)

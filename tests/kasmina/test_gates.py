@@ -45,7 +45,7 @@ def test_gate_g0_requires_a_free_slot_and_a_blueprint_that_fits(
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_gate_g1_passes_in_stage_germinated_only(stage: Stage) -> None:
+def test_gate_g1_accepts_stage_germinated_only(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = stage
     verdict = gates.g1_germinated(table, 0, 0, RULES)
