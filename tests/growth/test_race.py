@@ -129,7 +129,7 @@ def test_last_round_of_a_race_trains_network_and_candidate_jointly_against_a_con
     assert all(each.runner and each.runner.net is not race.host for each in race.candidates)
     assert all(each.runner is None or each.runner.net is race.host for each in race.out)
     costliest = 1 + max(each.flops for each in race.candidates) / race.host_flops
-    # The control trains on 30 batches in the first round, then on up to three batches per candidate step,
+    # The control trains on 30 batches in the first part, then on up to three batches per candidate step,
     # until its compute equals 150 steps of the most expensive candidate.
     assert race.controls[0].steps == 30 + int(min(3.0, (150 * costliest - 30) / 120) * 120)
 

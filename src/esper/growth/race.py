@@ -1,4 +1,4 @@
-"""Race between candidate seeds and the network without them, in rounds, within a limit of time or compute."""
+"""Race between candidate seeds and the network without them, in parts, within a limit of time or compute."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ Blueprints = Mapping[Topology, Sequence[str]]
 
 
 class Heat(NamedTuple):
-    """One round of a race."""
+    """One part of a race."""
 
     steps: int
-    """Number of batches that every runner trains on in the round."""
+    """Number of batches that every runner trains on in the part."""
     size: int
-    """Number of candidates in the round."""
+    """Number of candidates in the part."""
     share: float
-    """Largest fraction of the remaining limit that the round may use."""
+    """Largest fraction of the remaining limit that the part may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Course:
     """Settings of a race."""
 
     heats: tuple[Heat, ...]
-    """Rounds of the race; in the last round the network trains jointly with the candidate."""
+    """Parts of the race; in the last part the network trains jointly with the candidate."""
     in_training: bool = False
     """Whether the race is part of a training that continues; the control then sees as many batches as a
     candidate.
@@ -62,7 +62,7 @@ class Course:
 SEED_RATE: Final = 5e-3
 """Learning rate of Adam for a candidate's seed."""
 HOST_RATES: Final = (3e-4, 2e-3, 8e-3)
-"""Learning rates of the controls if no optimiser is given; the best control stays after the first round."""
+"""Learning rates of the controls if no optimiser is given; the best control stays after the first part."""
 RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 """Settings of a race during a training."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
@@ -76,7 +76,7 @@ VALIDATION_SAMPLES: Final = 2048
 MEASURING: Final = 0.02
 """Largest fraction of the limit for one measurement of all runners."""
 LEAST_STEPS: Final = 8
-"""Smallest number of batches in a round of a race."""
+"""Smallest number of batches in a part of a race."""
 FIRST_ORDER_BATCHES: Final = 6
 SCORING: Final = 0.1
 """Largest fraction of the limit for first-order scores in a race during a training."""
@@ -180,7 +180,7 @@ class Race:
                     self.candidates.append(Candidate(site, name, graft.to(like), flops))
 
     def run(self) -> bool:
-        """Choose the candidates of the first round and run all rounds; return False if the limit ended the
+        """Choose the candidates of the first part and run all parts; return False if the limit ended the
         race.
         """
         size = self.course.heats[0].size
@@ -234,7 +234,7 @@ class Race:
         ]
 
     def run_heat(self, planned: Heat) -> bool:
-        """Train and measure the best candidates in one round; return False if the limit is too small."""
+        """Train and measure the best candidates in one part; return False if the limit is too small."""
         running = _one_per_place_first(self.candidates)[: planned.size]
         runners = [self._runner_of(each) for each in running]
         control_steps = self._control_steps(running, planned.steps)
@@ -293,7 +293,7 @@ class Race:
     def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
         """Return the number of control steps per candidate step.
 
-        The number is one in the first round of a race. Later the control takes as many steps as give it, over
+        The number is one in the first part of a race. Later the control takes as many steps as give it, over
         the whole race, the compute of the most expensive candidate.
         """
         made = max(self._runner_of(each).steps for each in running)
@@ -304,7 +304,7 @@ class Race:
 
     def _measure(self, running: Sequence[Candidate], runners: Sequence[Runner]) -> None:
         """Measure all runners, keep the best control, and drop the candidates that were not trained in the
-        round.
+        part.
         """
         for runner in runners:
             runner.measure(self.probe)

@@ -29,7 +29,7 @@ from esper.leyline.errors import HostError
 BETAS = (0.9, 0.99)
 """Betas of Adam in a race; second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
-"""Fraction of a race's round in which the learning rate rises; it falls to zero in the rest, so that weights
+"""Fraction of a race's part in which the learning rate rises; it falls to zero in the rest, so that weights
 settle before the measurement.
 """
 
@@ -253,7 +253,7 @@ def frozen(net: nn.Module) -> nn.Module:
 
 
 def share_of_rate(step: int, steps: int) -> float:
-    """Return the factor of the learning rate at a step of a round: it rises linearly, then falls to zero."""
+    """Return the factor of the learning rate at a step of a part: it rises linearly, then falls to zero."""
     up = max(1.0, WARM_UP * steps)
     return min((step + 1) / up, (steps - step) / max(1.0, steps - up + 1))
 
