@@ -1,6 +1,6 @@
 """Esper: neural networks that grow while they train.
 
-The names below are loaded on first use, so that the packages without torch import quickly.
+Every name of the package is loaded on first use, so that subpackages that do not need torch import quickly.
 """
 
 from typing import TYPE_CHECKING, Final

@@ -2,7 +2,7 @@
 
 ::
 
-    growth = esper.hf.GrowthCallback(sample=batch)
+    growth = esper.hf.GrowthTrainerCallback(sample=batch)
     Trainer(model, args, train_dataset=…, eval_dataset=…, callbacks=[growth]).train()
     model = growth.finish()
 """
@@ -21,24 +21,25 @@ from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
 EVALUATED_BATCHES: Final = 32
-"""Default number of evaluation batches per measurement."""
+"""Default number of evaluation batches on which each seed is measured."""
 _logger = logging.get_logger(__name__)
 
 
-class GrowthCallback(TrainerCallback, ExportableState):
-    """Callback that attaches slots when the Trainer is created and decides after every evaluation.
+class GrowthTrainerCallback(TrainerCallback, ExportableState):
+    """Callback that attaches slots when the Trainer is created and lets a controller decide after every
+    evaluation.
 
-    The metric is the loss of the model. Checkpoints include the seeds, so ``resume_from_checkpoint`` and
-    ``load_best_model_at_end`` restore them.
+    Seeds are evaluated by the loss that the model returns. Trainer checkpoints include the seeds, so
+    ``resume_from_checkpoint`` and ``load_best_model_at_end`` restore the seeds.
 
     Args:
-        sample: Batch that the model is called with, without labels.
-        batches: Evaluation batches per measurement. The model is measured once with all seeds and once for
-            each seed that is switched off.
+        sample: Batch without labels; the model is called with it to find slots.
+        batches: Number of evaluation batches per measurement. After every evaluation the model is measured
+            once with all seeds, and once per seed with that seed switched off.
         settings: Further arguments of ``esper.Growth``, such as ``slots`` and ``controller``.
 
     Example:
-        >>> growth = esper.hf.GrowthCallback(sample=batch)
+        >>> growth = esper.hf.GrowthTrainerCallback(sample=batch)
         >>> Trainer(model, args, train_dataset=…, eval_dataset=…, callbacks=[growth]).train()
         >>> model = growth.finish()
     """
@@ -53,7 +54,7 @@ class GrowthCallback(TrainerCallback, ExportableState):
 
     @property
     def growth(self) -> Growth:
-        """``Growth`` of the model; available after the callback was passed to a Trainer."""
+        """``Growth`` of the model; exists after the callback was passed to a Trainer."""
         if self._growth is None:
             raise EsperError("this callback has no Trainer yet; pass it in Trainer(callbacks=[…])")
         return self._growth
@@ -65,15 +66,16 @@ class GrowthCallback(TrainerCallback, ExportableState):
     # --- hooks of the Trainer -------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Attach empty slots; the Trainer loads a checkpoint with its seeds afterwards."""
+        """Attach empty slots to the model before the Trainer loads a checkpoint, which may have seeds."""
         self._growth = Growth(known["model"], sample=self._sample, **self._settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Bind the optimiser; in a resumed training, restore the state of the growth.
+        """Bind the optimiser to ``Growth``; in a resumed training, restore the saved slots, seeds and
+        counters.
 
         Raises:
-            EsperError: The callback was added too late, there are no evaluations, or the checkpoint was
-                written without this callback.
+            EsperError: The callback was added after the Trainer was created, there are no evaluations, or the
+                checkpoint was written without this callback.
         """
         if self._growth is None:
             raise EsperError(
@@ -91,7 +93,7 @@ class GrowthCallback(TrainerCallback, ExportableState):
             stored = state.stateful_callbacks.get(type(self).__name__)
             if stored is None:
                 raise EsperError(
-                    "the checkpoint was written without GrowthCallback; leave the callback out to resume it"
+                    "the checkpoint was written without GrowthTrainerCallback; leave it out to resume"
                 )
             self._growth.load_state_dict(stored["attributes"]["growth"])
         self._training = True
@@ -101,16 +103,16 @@ class GrowthCallback(TrainerCallback, ExportableState):
         if self._training:
             net, loader = self.growth.net, known["eval_dataloader"]
             for event in self.growth.end_epoch(lambda: list(_losses(net, loader, self._batches))):
-                _logger.warning(str(event))  # the level that Trainer's users see
+                _logger.warning(str(event))  # By default transformers prints no log messages below WARNING.
             if self._regroup is not None:
                 self._regroup()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Stop deciding: later evaluations only evaluate."""
+        """Stop growth at the end of the training: later evaluations plant and prune no seeds."""
         self._training = False
 
     def state(self) -> dict[str, Any]:
-        """Return the state of the growth, which the Trainer writes to ``trainer_state.json``."""
+        """Return slots, seeds and counters, which the Trainer writes to ``trainer_state.json``."""
         growth = None if self._growth is None else self._growth.state_dict()
         return {"args": {}, "attributes": {"growth": growth}}
 
@@ -118,8 +120,9 @@ class GrowthCallback(TrainerCallback, ExportableState):
 def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
     """Return a function that sorts all parameters into the weight-decay groups of the Trainer.
 
-    A resumed training builds a new optimiser from the grown model, and the saved optimiser state must fit its
-    groups. Returns None if the optimiser has other groups than those of the Trainer.
+    A resumed training builds a new optimiser from the grown model, and the saved optimiser state must have
+    the same parameter groups as the new optimiser. Returns None if the optimiser's parameter groups are not
+    the Trainer's own.
     """
 
     def wanted() -> list[list[nn.Parameter]]:
@@ -138,7 +141,7 @@ def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
 
 @torch.no_grad()
 def _losses(net: nn.Module, batches: Iterable[Any], count: int) -> Iterator[float]:
-    """Yield the loss that the model returns for each batch."""
+    """Yield the loss that the model returns for each evaluation batch."""
     net.eval()
     device = next(net.parameters()).device
     for batch in islice(batches, count):

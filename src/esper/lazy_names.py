@@ -1,4 +1,4 @@
-"""Names of a package that are loaded on first use, so that importing the package is quick."""
+"""Lazy loading of a package's names, so that importing the package is quick."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -6,7 +6,8 @@ from typing import Any
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``; ``modules`` maps each name to the module that defines it."""
+    """Return a ``__getattr__`` for ``package`` that imports names on first use; ``modules`` maps each name to
+    its module."""
 
     def get(name: str) -> Any:
         if name in modules:

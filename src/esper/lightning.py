@@ -1,4 +1,4 @@
-"""Lightning callback that grows the network of a module after every validation.
+"""Lightning callback that grows the network of a LightningModule after every validation.
 
 ::
 
@@ -21,20 +21,22 @@ from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
 VALIDATED_BATCHES: Final = 32
-"""Default number of validation batches per measurement."""
+"""Default number of validation batches on which each seed is measured."""
 
 
 class GrowthCallback(Callback):
-    """Callback that attaches slots in ``setup`` and decides after every validation.
+    """Callback that attaches slots in ``setup`` and lets a controller decide after every validation.
 
-    The metric is the loss that ``validation_step`` returns. Checkpoints include the seeds, so
-    ``fit(…, ckpt_path=…)`` restores them.
+    Seeds are evaluated by the loss that ``validation_step`` returns. Lightning checkpoints include the seeds,
+    so ``fit(…, ckpt_path=…)`` restores the seeds.
 
     Args:
-        sample: Input that the network is called with, for example a batch.
-        net: Name of the module's attribute that is the network; the module itself unless given.
-        batches: Validation batches per measurement. The network is measured once with all seeds and once for
-            each seed that is switched off.
+        sample: Input for one call of the network, such as the inputs of one batch; the call serves to find
+            the slots.
+        net: Name of the attribute of the LightningModule that holds the network; by default the
+            LightningModule itself is the network.
+        batches: Number of validation batches per measurement. After every validation the network is measured
+            once with all seeds, and once per seed with that seed switched off.
         settings: Further arguments of ``esper.Growth``, such as ``slots`` and ``controller``.
 
     Example:
@@ -55,7 +57,7 @@ class GrowthCallback(Callback):
 
     @property
     def growth(self) -> Growth:
-        """``Growth`` of the network; available after the start of ``fit``."""
+        """``Growth`` of the network; exists after the start of ``fit``."""
         if self._growth is None:
             raise EsperError("this callback has no network yet; pass it in Trainer(callbacks=[…]) and fit")
         return self._growth
@@ -67,20 +69,21 @@ class GrowthCallback(Callback):
     # --- hooks of the Trainer -------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Attach empty slots; Lightning loads a checkpoint with its seeds afterwards."""
+        """Attach empty slots to the network before Lightning loads a checkpoint, which may have seeds."""
         if stage == "fit" and self._growth is None:
             net = pl_module if self._attribute is None else getattr(pl_module, self._attribute)
             self._growth = Growth(net, sample=self._sample, **self._settings)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bind the optimisers; Lightning loads their states afterwards."""
+        """Bind the optimisers to ``Growth`` and restore its saved state; Lightning loads the optimiser states
+        afterwards."""
         self.growth.bind(trainer.optimizers)
         if self._loaded is not None:
             self.growth.load_state_dict(self._loaded)
             self._loaded = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise ``EsperError`` if the training has no validation."""
+        """Raise ``EsperError`` if the training runs no validation."""
         if not trainer.enable_validation:
             raise EsperError(
                 "nothing would grow: growth decides after validations, and there is none; pass"
@@ -102,7 +105,7 @@ class GrowthCallback(Callback):
 
     @torch.no_grad()
     def _losses(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[float]:
-        """Yield the loss of ``validation_step`` for each batch, without logging."""
+        """Yield the loss that ``validation_step`` returns for each validation batch, without logging."""
         pl_module.eval()
         with _silent(pl_module):
             for number, batch in enumerate(islice(trainer.val_dataloaders or (), self._batches)):
@@ -119,7 +122,7 @@ class GrowthCallback(Callback):
 
 @contextmanager
 def _silent(pl_module: LightningModule) -> Iterator[None]:
-    """Disable ``self.log`` and ``self.log_dict``, which Lightning refuses outside of its own loop."""
+    """Disable ``self.log`` and ``self.log_dict``, which Lightning refuses outside of its own loops."""
     silent: Any = lambda *_args, **_settings: None  # noqa: E731
     pl_module.log, pl_module.log_dict = silent, silent  # type: ignore[method-assign]
     try:

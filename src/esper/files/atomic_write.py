@@ -1,44 +1,74 @@
-"""Atomic writes: a file or folder is written under a partial name, flushed to disk, then renamed."""
+"""Atomic writes: a file or folder is written under a partial name, flushed to disk, then renamed.
+
+Partial names are unpredictable and must be new, so a write never goes through a link that someone else has
+planted. A link in place of the final name is replaced by the rename and not followed.
+"""
 
 import contextlib
+import errno
 import os
+import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 from esper.leyline.errors import EsperError
 
+_PREFIX, _SUFFIX = ".esper-", ".partial"
+
 
 class SaveError(EsperError):
-    """A file could not be written; its previous version is unchanged."""
+    """Error: a file could not be written; its previous version is unchanged.
 
-    def __init__(self, sentence: str, reason: str | None = None) -> None:
-        super().__init__(sentence)
-        self.reason = reason
-        """Message of the operating system that explains the failed write, or None."""
+    If only the last step fails, the flush of the folder, the file has its new version.
+    """
 
 
 def write_durably(path: Path, content: bytes | bytearray) -> None:
     """Write ``content`` atomically: a reader sees either the old file or the new one.
 
+    Missing parent folders are created. After the return, the file survives a power failure.
+
     Raises:
         SaveError: The operating system refused the write.
     """
     partial = partial_of(path)
+    with save_errors(path):
+        make_folder(path.parent)
+        try:
+            with partial.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink()
+            raise
+        flush_to_disk(path.parent)
+
+
+@contextlib.contextmanager
+def save_errors(path: Path) -> Iterator[None]:
+    """Convert an ``OSError`` inside the context to a ``SaveError`` about ``path``."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        yield
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise SaveError(f"'{path}' cannot be written: {error.strerror}", error.strerror) from None
+        raise SaveError(f"'{path}' cannot be written: {error.strerror}") from None
 
 
-def name_folder(folder: Path) -> None:
-    """Flush the folder ``partial_of(folder)`` to disk and rename it to ``folder``; raises ``OSError``."""
-    partial = partial_of(folder)
+def make_folder(folder: Path) -> None:
+    """Create a folder with its parents and flush their names to disk; raises ``OSError``."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        if folder.exists():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+        folder.mkdir(exist_ok=True)
+        flush_to_disk(folder.parent)
+
+
+def name_folder(partial: Path, folder: Path) -> None:
+    """Flush the folder ``partial`` to disk and rename it to ``folder``; raises ``OSError``."""
     for path in (*partial.iterdir(), partial):
         flush_to_disk(path)
     os.replace(partial, folder)
@@ -46,8 +76,29 @@ def name_folder(folder: Path) -> None:
 
 
 def partial_of(path: Path) -> Path:
-    """Return the name under which a file or folder is written before the final rename."""
-    return path.with_name(path.name + ".partial")
+    """Return a new name in the folder of ``path``, for a file or folder before the final rename."""
+    return path.with_name(f"{_PREFIX}{secrets.token_hex(8)}{_SUFFIX}")
+
+
+def remove_partials(folder: Path, *, below: bool = False) -> None:
+    """Remove partial files and folders that dead processes left in ``folder``; raises ``OSError``.
+
+    No other process may be writing there.
+
+    Args:
+        folder: Folder of files that were written by ``write_durably``.
+        below: Whether to search the folders below, too.
+    """
+    for partial in [*folder.glob(f"{'**/' if below else ''}{_PREFIX}*{_SUFFIX}")]:
+        remove(partial)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with its content; raises ``OSError``."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def flush_to_disk(path: Path) -> None:

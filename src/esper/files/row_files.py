@@ -1,15 +1,16 @@
-"""Names of the row files in a run's telemetry folder, for the writer and all readers.
+"""Names of the row files (files of telemetry rows) in a run's telemetry folder, for the writer and all
+readers.
 
-``rows-00007.jsonl``: rows of training iteration 7, all tables in order of writing. Each line is a JSON object
-that begins with the name of its table. ``rows-00000.jsonl`` holds the rows before the first iteration. The
-writer gives a row file its final name when the iteration is complete. A run without a policy training appends
-to one row file until the file reaches its size limit.
+``rows-00007.jsonl``: rows of training iteration 7, of all telemetry tables, in order of writing. Each line of
+a row file is a JSON object that begins with the name of its telemetry table. Rows before the first iteration
+are in ``rows-00000.jsonl``. The writer gives a row file its final name when the iteration is complete. A run
+without a policy training appends to one row file until the file reaches its size limit.
 
 ``rows-00000-00007``: folder with the rows of iterations 0 to 7 as Parquet, one file per table. Readers ignore
-JSON lines of an iteration that is also in a Parquet folder.
+the JSON lines of an iteration whose rows are also in a Parquet folder.
 
-``unfinished-00008``: folder with the JSON lines of an iteration in progress, one file per shard of
-environments. Readers use an unfinished folder only if no process writes the run any more.
+``unfinished-00008``: folder with the JSON lines of an iteration in progress, one file for all environments
+that train together. Readers use the folder only if no process writes the run any more.
 """
 
 import os
@@ -19,25 +20,26 @@ from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
+from esper.files.writer_lock import LOCK_FILE
 from esper.leyline.errors import EsperError
 from esper.leyline.rows import SCHEMA_VERSION, TABLES
 
 TELEMETRY: Final = "telemetry"
 UNFINISHED: Final = "unfinished-"
 _ROWS: Final = re.compile(r"rows-([0-9]{5,})(?:\.jsonl|-([0-9]{5,}))")
-_LINE: Final = re.compile(rb'\{"table":"(\w+)",')
 _UNFINISHED: Final = re.compile(UNFINISHED + r"([0-9]{5,})")
 
 
 class RowMark(NamedTuple):
-    """Position of the row writer at a checkpoint: last iteration with a row file, seconds since run start."""
+    """Position of the row writer at a checkpoint: last iteration with a row file, and seconds since the start
+    of the run."""
 
     iteration: Annotated[int, msgspec.Meta(ge=0)]
     seconds: Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RowSpan(NamedTuple):
-    """One file of JSON lines or one Parquet folder, with the range of iterations whose rows are in it."""
+    """File of JSON lines, or Parquet folder, with the range of iterations whose rows it contains."""
 
     first: int
     last: int
@@ -53,13 +55,14 @@ class RowFiles(NamedTuple):
 
     spans: list[RowSpan]
     unfinished: list[RowSpan]
-    """Row folders of iterations that are not complete."""
+    """Folders with the rows of iterations that are not complete."""
     superseded: list[RowSpan]
-    """Row files and folders whose rows are also in another file or folder of the run."""
+    """Row files and folders that readers ignore, because another file or folder of the run has the same
+    rows."""
 
     @property
     def last(self) -> int:
-        """Last iteration with a complete row file, -1 if there is none."""
+        """Last iteration whose row file is complete; -1 if there is none."""
         return self.spans[-1].last if self.spans else -1
 
     @property
@@ -99,7 +102,8 @@ def row_files(telemetry: Path) -> RowFiles:
     while names != (again := sorted(os.listdir(telemetry))):
         names = again
     found = RowFiles([], [], [])
-    # Of two spans with the same start the longer is first: Parquet before the JSON lines that it replaces.
+    # Of two row files that begin with the same iteration, the one with more iterations comes first: Parquet
+    # before the JSON lines that it replaces.
     for span in sorted(_spans(telemetry, names), key=lambda span: (span.first, -span.last)):
         if span.last <= found.last:
             found.superseded.append(span)
@@ -121,25 +125,37 @@ def _spans(telemetry: Path, names: list[str]) -> list[RowSpan]:
 
 
 def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> None:
-    """Append the complete JSON lines of a file to the lists of their tables in ``into``, without table names.
+    """Append each complete JSON line of a row file to the list of its table in ``into``.
 
     Bytes after the last newline are ignored: the last line is still being written, or was cut off.
 
     Args:
         path: File that ``content`` was read from, for error messages.
-        content: Content of the file.
-        into: JSON lines by table, extended in place.
+        content: Bytes of the row file.
+        into: Lists of JSON lines by table name, extended in place.
     """
-    tables = {table.encode(): into.setdefault(table, []) for table in TABLES}
+    tables = {f'{{"table":"{table}'.encode(): into.setdefault(table, []) for table in TABLES}
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
-        match = _LINE.match(line)
-        if match is None or match[1] not in tables:
+        own = tables.get(line[: line.find(b'",')])
+        if own is None:
             raise EsperError(f"{path}, line {number}, is not a row: it must begin with the name of a table")
-        tables[match[1]].append(b"{" + line[match.end() :])
+        own.append(line)
+
+
+def check_outside_runs(path: Path) -> None:
+    """Raise ``EsperError`` if ``path`` is inside a folder of rows or of a study's journal."""
+    place = Path(os.path.realpath(path))
+    for folder in (place, *place.parents):
+        if os.path.exists(folder / LOCK_FILE):
+            raise EsperError(
+                f"'{path}' is inside '{folder}', which only its writer may change; choose another --out"
+            )
 
 
 def check_layout(telemetry: Path) -> None:
-    """Raise ``EsperError`` for a run of another schema version or with the old layout, a folder per table."""
+    """Raise ``EsperError`` if a run was written with a schema version other than ``SCHEMA_VERSION``, or in
+    the old layout with one telemetry folder per table.
+    """
     old, new = telemetry / "run" / "part-00000.jsonl", lines_path(telemetry, 0)
     if old.exists():
         raise old_run_error(telemetry.parent, _version(old))
@@ -148,14 +164,15 @@ def check_layout(telemetry: Path) -> None:
 
 
 def _version(lines: Path) -> int | None:
-    """Return the schema version in the run row, the first JSON line; None while the run row is missing."""
+    """Return the schema version from the run row, which is the first JSON line of a run; None while that row
+    is missing."""
     with lines.open("rb") as file:
         found = re.search(rb'"schema_version":(\d+)', file.read(10_000))
     return int(found[1]) if found else None
 
 
 def old_run_error(directory: Path, version: int | None) -> EsperError:
-    """Return the error for a run that another schema version wrote."""
+    """Return the error for a run that was written with another schema version than ``SCHEMA_VERSION``."""
     return EsperError(
         f"'{directory}' was written with version {version or 'unknown'} of the tables; this version of esper"
         f" reads {SCHEMA_VERSION}: use the version of esper that wrote it, or run it again"

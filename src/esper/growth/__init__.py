@@ -1,4 +1,4 @@
-"""Growth of a user's own network: inside a training loop, by one call, or after a diagnosis."""
+"""Growth of a user's own network: inside a training loop, with one call, or after a diagnosis."""
 
 from esper.lazy_names import lazy_names
 

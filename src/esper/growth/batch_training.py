@@ -1,8 +1,8 @@
 """Batches of a user's loaders: how to read them, their loss, and one epoch of training on them.
 
-A batch that is a tuple or list ends in the target, and its loss is ``loss(net(*inputs), target)``. Any other
-batch, a dict for example, is passed to ``loss(net, batch)``. Reading leaves loaders and random states
-unchanged."""
+The last element of a tuple or list batch is the target; the loss is ``loss(net(*inputs), target)``. Any other
+batch, a dict for example, is passed to ``loss(net, batch)``. Reading batches leaves the loaders and all
+random states unchanged."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, IterableDataset
 
 from esper.kasmina.compute import ComputeLedger
-from esper.kasmina.schedules import DECAY_SHARE, wsd_factor
+from esper.kasmina.optimizer_groups import DECAY_SHARE, wsd_factor
 from esper.leyline.errors import DataError, EsperError
 
 Loss = Callable[[Any, Any], Tensor]
 
 
 def check_loader(loader: Iterable[Any], name: str) -> None:
-    """Refuse a loader that can be iterated only once. Each iterator of a DataLoader draws a number."""
+    """Refuse a loader that can be iterated only once. The check of a DataLoader advances the global random
+    state, because every new iterator of a DataLoader draws a random number."""
     try:
         once = iter(loader) is loader
     except TypeError:
@@ -72,7 +73,7 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 
 
 def endless(loader: Iterable[Any], device: torch.device, name: str) -> Iterator[Any]:
-    """Yield the batches of a loader on ``device``, pass after pass without end."""
+    """Yield the batches of a loader on ``device`` without end, in repeated passes over the loader."""
     while True:
         empty = True
         for batch in loader:
@@ -83,7 +84,7 @@ def endless(loader: Iterable[Any], device: torch.device, name: str) -> Iterator[
 
 
 def first_batches(loader: Iterable[Any], device: torch.device, name: str, samples: int) -> list[Any]:
-    """Return the first batches of a loader: enough for ``samples`` samples, or all batches."""
+    """Return batches from the start of a loader until they have ``samples`` samples or the loader ends."""
     batches: list[Any] = []
     held = 0
     for batch in loader:
@@ -124,7 +125,7 @@ def _mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
         return change(tree)
     if isinstance(tree, Mapping):
         mapped = {key: _mapped(value, change) for key, value in tree.items()}
-        # A mapping class of a user may have a constructor that takes no dict; a plain dict is returned then.
+        # A user's mapping whose class cannot be constructed from a dict becomes a plain dict.
         with contextlib.suppress(TypeError):
             return type(tree)(mapped)  # type: ignore[call-arg]
         return mapped
@@ -172,7 +173,8 @@ def _described(batch: Any) -> str:
 
 @dataclass
 class EpochTrainer:
-    """Trains a network on a loader; the learning rate is constant and falls to zero over the last fifth."""
+    """Trains a network on a loader; the learning rate is constant until the last fifth of the training, in
+    which it falls to zero."""
 
     net: nn.Module
     optimizer: Optimizer
@@ -184,11 +186,11 @@ class EpochTrainer:
     budget: float | None
     """Compute budget of the training in FLOPs."""
     done: int = 0
-    """Epochs trained so far."""
+    """Number of epochs trained so far."""
     steps: int = 0
-    """Number of steps done in the current epoch."""
+    """Number of optimiser steps in the current epoch so far."""
     steps_of_epoch: int = 0
-    """Number of steps of the last complete epoch; 0 before the first epoch ends."""
+    """Number of optimiser steps in the last complete epoch; 0 before the first epoch ends."""
 
     def __post_init__(self) -> None:
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
@@ -209,9 +211,9 @@ class EpochTrainer:
 
         Args:
             sample_flops: Forward FLOPs of one sample.
-            incubating: Number of incubating seeds.
-            incubate: Called between backward and step with a function that returns the loss of the batch, if
-                there are incubating seeds.
+            incubating: Number of seeds in incubation.
+            incubate: Called for every batch between backward and step if any seed is incubating; its argument
+                is a function that returns the loss of the batch.
         """
         net, losses = self.net.train(), []
         device = next(net.parameters()).device
@@ -242,7 +244,7 @@ class EpochTrainer:
         return sum(losses) / len(losses)
 
     def end_epoch(self) -> None:
-        """Increase the number of finished epochs and compute the progress from finished epochs."""
+        """Count one more finished epoch, and set the number of steps of the current epoch to 0."""
         self.done += 1
         self.steps = 0
 
@@ -265,7 +267,7 @@ class EpochTrainer:
 
 
 def check_length(epochs: Any, budget: Any) -> None:
-    """Check the length of a training: either epochs or a FLOP budget, above 0."""
+    """Check that either ``epochs`` or a FLOP ``budget`` is given, and that it is finite and above 0."""
     if (epochs is None) == (budget is None):
         raise EsperError("say how long to train, once: epochs=… or budget=… in FLOPs")
     name, length = ("epochs", epochs) if budget is None else ("budget", budget)
@@ -274,7 +276,8 @@ def check_length(epochs: Any, budget: Any) -> None:
 
 
 def check_settings(higher_is_better: Any, **limits: Any) -> None:
-    """Check the direction of the metric and the limits; a limit is None or a whole number from 0 on."""
+    """Check that ``higher_is_better`` is a bool, and that each of ``limits``, such as ``max_seeds``, is None
+    or a non-negative integer."""
     if not isinstance(higher_is_better, bool):
         raise EsperError(f"higher_is_better is {higher_is_better!r}; pass True, or False for a loss")
     for name, limit in limits.items():
@@ -283,7 +286,8 @@ def check_settings(higher_is_better: Any, **limits: Any) -> None:
 
 
 def check_calibration(batches: Any) -> None:
-    """Check calibration batches without an iterator, because a DataLoader's iterator draws a number."""
+    """Check the type of the calibration batches, without iterating: a new iterator of a DataLoader draws a
+    random number."""
     if batches is not None and (not isinstance(batches, Iterable) or isinstance(batches, Iterator)):
         raise EsperError(
             f"calibrate is a {type(batches).__name__}; pass a DataLoader or a list of training batches, which"

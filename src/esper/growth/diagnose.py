@@ -1,9 +1,9 @@
 """Diagnosis that measures whether a network is too small, and at which submodule.
 
-One backward pass scores every blueprint at every site. The candidates with the best scores train briefly in
-the frozen network; then the best two candidates train longer, jointly with the network. A copy of the network
-trains without a seed for the same compute. The diagnosis runs on copies of the network and restores random
-states and loaders."""
+Every blueprint at every site is scored by the training and validation gradients of a new seed. The candidates
+with the best scores train briefly in the frozen network; then the best two candidates train longer, jointly
+with the network. As a control, a copy of the network trains without a seed, with as much compute as a
+candidate. The diagnosis runs on copies of the network and restores random states and loaders."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from esper.growth.race import Blueprints, Course, Heat, race_of
 from esper.growth.race_runners import Limit
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.sites import find_sites
+from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import BlueprintError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
@@ -52,20 +53,21 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         train_loader: Training batches. Batches ``(inputs…, target)`` are used as
             ``loss(net(*inputs), target)``, all others as ``loss(net, batch)``.
         val_loader: Validation batches.
-        loss: Loss function.
-        minutes: Limit in wall-clock minutes.
-        budget: Limit in FLOPs.
-        slots: Names of submodules to try, globs, or ``"auto"``.
-        blueprints: Names of blueprints to try; two per topology unless given.
-        sample: Input that the network is called with; required if it does not follow from a batch.
-        optimizer: Optimiser whose copy trains the control at the initial learning rate; without it, Adam at
-            the best of three learning rates.
+        loss: Loss function, called with output and target, or with network and batch.
+        minutes: Largest duration of the diagnosis in minutes.
+        budget: Largest compute of the diagnosis in FLOPs.
+        slots: Names or globs of the submodules after which seeds are tried, or ``"auto"``.
+        blueprints: Names of the blueprints to try; two per topology unless given.
+        sample: Input that the network is called with; required if it cannot be read from a training batch.
+        optimizer: Optimiser whose copy trains the control (the network without a seed) at its initial
+            learning rate; without an optimiser, the control is trained by Adam at the best of three learning
+            rates.
 
     Returns:
-        A diagnosis with a verdict, a table, and a method ``plant`` that plants the recommended seed.
+        Diagnosis with a verdict and a table of candidates; its method ``plant`` plants the recommended seed.
 
     Raises:
-        DataError: A loader or the loss cannot be used.
+        DataError: A data loader or the loss function cannot be used.
         BlueprintError: No blueprint fits any site.
 
     Example:
@@ -90,25 +92,29 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
 def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Module:
     """Plant a permanent seed after the submodule ``place``.
 
-    The network stays a plain module of its class. Its output does not change until the next training step,
-    because the output of a new seed is zero. Construct the optimiser after planting, or add the seed's
-    parameters to the optimiser.
+    The network stays a plain module of its class. The output of the network does not change until the next
+    training step, because the output of a new seed is zero. Construct the optimiser after planting, or add
+    the seed's parameters to the optimiser.
 
     Args:
         net: Network to grow.
-        place: Name of a submodule.
-        blueprint: Name of the blueprint.
+        place: Name of the submodule after which the seed is planted.
+        blueprint: Name of the seed's blueprint.
         sample: Input that the network is called with.
 
     Returns:
-        ``net`` itself.
+        The same object ``net``, with the seed.
 
     Raises:
-        HostError: ``place`` names no single submodule that can carry a slot.
-        BlueprintError: The blueprint does not fit; the network is unchanged.
+        HostError: ``place`` matches several submodules, or a submodule that cannot have a slot.
+        BlueprintError: The blueprint does not fit the output of the submodule; the network is unchanged.
+
+    Example:
+        >>> net = esper.plant(net, "layer2", "conv_light", sample=images)
     """
-    growth = Growth(net, sample=sample, slots=place, controller=None)
+    before = Transaction([unwrapped(net)])
     try:
+        growth = Growth(net, sample=sample, slots=place, controller=None)
         if len(growth.slots) != 1:
             names = ", ".join(growth.slots)
             raise HostError(
@@ -116,7 +122,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
             )
         growth.germinate(growth.slots[0], blueprint)
         growth.finish(merge=False)
-    except BaseException:  # Ctrl-C also leaves the network unchanged.
-        growth.detach()
+    except BaseException:  # An interrupt by Ctrl-C also removes the slots.
+        before.undo()
         raise
     return net

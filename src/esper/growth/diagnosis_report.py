@@ -12,15 +12,15 @@ from typing import Any, Final, Literal, NamedTuple
 from torch import Tensor, nn
 
 from esper.growth.race_runners import Paired, Probe
-from esper.karn.notation import UNKNOWN, count, flop, significant
+from esper.karn.notation import UNKNOWN, aligned, count, flop, significant
 from esper.leyline.errors import HostError
 
 Verdict = Literal["grow", "train longer first", "nowhere", "unclear"]
 
 ERRORS: Final = 2.0
-"""Number of standard errors that a change of the loss must exceed."""
+"""Number of standard errors by which the loss must decrease for the decrease to count."""
 LEAST_CHANGE: Final = 0.02
-"""Fraction of the loss; smaller changes of the loss are ignored."""
+"""Fraction of the loss by which the loss must decrease for the decrease to count."""
 BEYOND_CONTROL: Final = 0.5
 """Smallest gain of a seed, as a fraction of the gain of longer training, for the verdict *grow*."""
 OVERFITTING: Final = 0.2
@@ -29,8 +29,8 @@ OVERFITTING: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """Candidate of a diagnosis: a blueprint at a site. Negative changes of the validation loss are
-    improvements.
+    """Candidate of a diagnosis: a blueprint at a site. A negative change of the validation loss is an
+    improvement.
     """
 
     place: str
@@ -39,21 +39,24 @@ class CandidateRow:
     flops: int
     """Forward FLOPs that the seed adds per sample."""
     first_order: float
-    """Slope of the validation loss of a new seed along its normalised training gradient."""
+    """Slope of the validation loss along the normalised training gradient of the candidate's new seed."""
     change: Paired | None = None
-    """Change of the validation loss from the diagnosed network; None for a candidate that was not trained."""
+    """Validation loss with the trained candidate minus that of the diagnosed network; None if the candidate
+    was not trained."""
     beyond: Paired | None = None
-    """Change of the validation loss from the network trained longer with the same compute."""
+    """Validation loss with the trained candidate minus that of the diagnosed network or of the network
+    trained longer, whichever is lower."""
     steps: int = 0
 
     @property
     def gain_per_thousand(self) -> float | None:
-        """Decrease of the validation loss per 1,000 parameters."""
+        """Decrease of the validation loss per 1,000 parameters of the seed."""
         return None if self.change is None else -self.change.mean / self.parameters * 1000
 
 
 class Realised(NamedTuple):
-    """Measured change of the validation loss after growth, and the predicted change."""
+    """Change of the validation loss that was measured after growth, and the change that the diagnosis
+    predicted."""
 
     place: str
     blueprint: str
@@ -68,11 +71,13 @@ class Realised(NamedTuple):
 def decide(
     loss: float, rows: Sequence[CandidateRow], control: Paired | None
 ) -> tuple[Verdict, CandidateRow | None, str]:
-    """Return the verdict, the recommended row, and the reason.
+    """Return the verdict of a diagnosis, the recommended candidate, and the reason for the verdict.
 
-    The recommended row is the best of the candidates that trained for the most steps. Its loss must be below
-    that of the diagnosed network and that of the control, each by more than the standard error and by a
-    fraction of the loss. If longer training helps too, the seed must also reach a fraction of that gain.
+    The recommended candidate is the best of the candidates that trained for the most steps. The loss with the
+    recommended candidate must be below the loss of the diagnosed network and below that of the control, by
+    more than ``ERRORS`` standard errors and by more than the fraction ``LEAST_CHANGE`` of the loss. If longer
+    training also lowers the loss, the gain of the seed must be at least the share ``BEYOND_CONTROL`` of the
+    gain of longer training.
     """
     ran = [(-row.steps, row.change.mean, row) for row in rows if row.change and row.beyond]
     if not ran:
@@ -93,7 +98,8 @@ def decide(
 
 
 def _is_clear(change: Paired, least: float) -> bool:
-    """Return whether a decrease of the loss exceeds error and threshold; False if the error is unknown."""
+    """Return whether the loss decreases by more than ``least`` and by more than its standard error allows;
+    False if the standard error is unknown."""
     return -change.mean > least and -change.mean > ERRORS * change.error
 
 
@@ -103,20 +109,22 @@ def _could_be_clear(change: Paired, least: float) -> bool:
 
 @dataclass
 class Diagnosis:
-    """Result of a diagnosis: verdict, recommended site and candidates; ``print`` and notebooks show it."""
+    """Result of a diagnosis: verdict, recommended site and candidates; ``print`` and notebooks show the
+    result as text and table."""
 
     network: str
     verdict: Verdict
     place: str | None
-    """Recommended site; given for the verdict *grow* only."""
+    """Name of the recommended site; None unless the verdict is *grow*."""
     blueprint: str | None
     reason: str
     val_loss: float
     train_loss: float
     rows: list[CandidateRow]
-    """Candidates, best first; candidates that were not trained are last."""
+    """Candidates of the diagnosis, best first; candidates that were not trained are last."""
     control: Paired | None
-    """Change of the validation loss by training longer with the same compute."""
+    """Change of the validation loss when the network trains longer without a seed, at the same compute as a
+    candidate."""
     control_steps: int
     seconds: float
     flops: float
@@ -129,7 +137,7 @@ class Diagnosis:
 
     @property
     def fit(self) -> str:
-        """Statement whether the network over- or underfits."""
+        """Text that states whether the network overfits or underfits."""
         if self.val_loss - self.train_loss > OVERFITTING * abs(self.val_loss):
             return "overfits: the training loss is far below the validation loss"
         if self.verdict in {"grow", "train longer first"}:
@@ -137,9 +145,10 @@ class Diagnosis:
         return "no sign of overfitting"
 
     def compare(self, net: nn.Module, place: str | None = None, blueprint: str | None = None) -> Realised:
-        """Measure a network that was grown and trained, and store the result with the predicted change.
+        """Measure the validation loss of a network that was grown and trained; store the change of the loss
+        beside the predicted change.
 
-        Without names of site and blueprint, the grown seed is the recommended candidate.
+        Without ``place`` and ``blueprint``, the network is assumed to contain the recommended seed.
         """
         place, blueprint = place or self.place or "", blueprint or self.blueprint or ""
         assert self.probe is not None
@@ -150,15 +159,15 @@ class Diagnosis:
         return self.realised[-1]
 
     def plant(self, net: nn.Module, place: str | None = None, blueprint: str | None = None) -> nn.Module:
-        """Plant the recommended or another seed permanently; return ``net``, ready to be trained.
+        """Plant the recommended seed, or the given one, permanently; return ``net``, ready to be trained.
 
         Args:
             net: The network that was diagnosed, or a copy of it.
-            place: Name of a submodule; the recommended site unless given.
-            blueprint: Name of a blueprint; the recommended blueprint unless given.
+            place: Name of the submodule after which the seed is planted; the recommended site unless given.
+            blueprint: Name of the seed's blueprint; the recommended blueprint unless given.
 
         Raises:
-            HostError: The diagnosis recommends no seed, and no site and blueprint are given.
+            HostError: The diagnosis recommends no seed, and ``place`` or ``blueprint`` is missing.
         """
         from esper.growth.diagnose import plant  # noqa: PLC0415  diagnose.py imports this module
 
@@ -182,14 +191,7 @@ class Diagnosis:
         return json.dumps(shown, allow_nan=False)
 
     def __str__(self) -> str:
-        widths = [max(len(line[i]) for line in self._table()) for i in range(len(COLUMNS))]
-        lines = [
-            "  ".join(
-                c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in self._table()
-        ]
-        return "\n".join([*self._sentences(), "", *(line.rstrip() for line in lines)])
+        return "\n".join([*self._sentences(), "", aligned(self._table(), left=2)])
 
     def _repr_html_(self) -> str:
         sentences = "".join(f"<p>{html.escape(sentence)}</p>" for sentence in self._sentences())
@@ -225,7 +227,7 @@ COLUMNS: Final[dict[str, Callable[[CandidateRow], str]]] = {
     "first order": lambda row: significant(row.first_order),
     "steps": lambda row: count(row.steps),
 }
-"""Columns of the candidate table: heading, and function that formats the cell."""
+"""Columns of the candidate table: heading, and function that formats the cell of a candidate."""
 
 
 def _shown(change: Paired | None) -> str:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -34,9 +34,9 @@ from esper.growth.growth_events import GrowthEvent
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina import network_file
 from esper.kasmina.compute import ComputeLedger
-from esper.kasmina.optimizer_groups import check_optimizer, held_rates
-from esper.kasmina.plain import plain_on_error
-from esper.leyline.errors import EsperError
+from esper.kasmina.optimizer_groups import begin_schedule, check_optimizer, rates_of, restore_rates
+from esper.kasmina.transaction import Transaction, uninterrupted
+from esper.leyline.errors import EsperError, GrowthWarning
 
 if TYPE_CHECKING:
     from esper.run.grow_directory import GrowDirectory
@@ -52,11 +52,13 @@ class Grown:
     net: nn.Module
     """Grown network as a plain module of its own class, with torch modules only."""
     epochs: tuple[Epoch, ...]
-    """Results by epoch; the first entry is the untrained network."""
+    """Losses, parameters and FLOPs by epoch; the first entry describes the untrained network."""
     events: tuple[GrowthEvent, ...]
     ledger: ComputeLedger
-    """FLOPs and seconds of the training by purpose."""
+    """FLOPs and seconds of the whole call, by purpose such as training, validation or races."""
     saved: dict[str, Any]
+    unsaved: str | None = None
+    """Error message if the run directory ``out`` could not be written completely, else None."""
 
     def __repr__(self) -> str:
         last = self.epochs[-1]
@@ -64,7 +66,7 @@ class Grown:
         return f"Grown({name}, {last.params:,} parameters, validation loss {last.val_loss:.4g})"
 
     def summary(self) -> str:
-        """Return losses, parameters, compute and growth events as text."""
+        """Return a text with the losses, parameters, compute and growth events of the training."""
         first, last = self.epochs[0], self.epochs[-1]
         best = min(epoch.val_loss for epoch in self.epochs)
         own = sum(p.numel() for p in self.net.parameters())
@@ -108,40 +110,42 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
 ) -> Grown:
     """Train ``net`` and plant seeds during the training.
 
-    The learning rate is constant and falls to zero over the last fifth of the training. After an error or
-    Ctrl-C ``net`` is a plain module with the weights trained so far, and the optimiser has its initial
-    learning rate.
+    The learning rate is constant until the last fifth of the training, in which it falls to zero. After an
+    error or Ctrl-C ``net`` is a plain module with the weights trained so far, and the optimiser has its
+    initial learning rate.
 
     Args:
         net: Network to train.
         train_loader: Training batches. Batches ``(inputs…, target)`` are used as
             ``loss(net(*inputs), target)``, all others as ``loss(net, batch)``.
         val_loader: Validation batches.
-        loss: Loss function.
+        loss: Loss function, called with output and target, or with network and batch.
         epochs: Length of the training in passes over ``train_loader``.
         budget: Length of the training in FLOPs, instead of ``epochs``.
         optimizer: Optimiser of ``net``; AdamW with learning rate 0.001 unless given.
-        slots: Names of submodules, globs, or ``"auto"``.
-        controller: As in ``Growth``; ``"auto"`` plants the winners of races.
-        races: Run races, so that the controller can read their results; by default only for ``"auto"`` and
+        slots: Names or globs of the submodules after which seeds may be planted, or ``"auto"``.
+        controller: Controller of the seeds, as in ``Growth``; ``"auto"`` plants the winners of races.
+        races: Whether to run races, whose results the controller reads; by default only for ``"auto"`` and
             ``"race"``.
         max_params: Largest number of parameters of all seeds together.
-        sample: Input that the network is called with; required if it does not follow from a batch.
-        follow: Copies of the network that receive every seed too.
-        rollback: Return to the last good epoch when the validation loss diverges.
-        shapley: Also measure Shapley values and interactions of the seeds.
-        incubation_epochs: Epochs in which a new seed learns without changing the output.
-        out: Directory of a run that ``esper watch``, ``report``, ``serve`` and ``sql`` read.
-        resume: Continue after the last epoch saved in ``out``, bit for bit.
-        show: Called with each line of output.
+        sample: Input that the network is called with; required if it cannot be read from a training batch.
+        follow: Copies of the network, such as an average of its weights, that also receive every seed.
+        rollback: Whether to return to the last good epoch when the validation loss diverges.
+        shapley: Whether to also measure Shapley values and interactions of the seeds.
+        incubation_epochs: Epochs in which a new seed learns without changing the output of the network.
+        out: Run directory to write, which ``esper watch``, ``report``, ``serve`` and ``sql`` can read.
+        resume: Whether to continue after the last epoch saved in ``out``; the result is bit-equal to that of
+            an uninterrupted training.
+        show: Function that is called with each line of output.
 
     Returns:
-        The plain network with its history.
+        The grown network as a plain module, with the history of its training. If ``out`` could not be
+        written, a ``GrowthWarning`` is issued, and the attribute ``unsaved`` has its text.
 
     Raises:
-        DataError: A loader or the loss cannot be used.
-        HostError: The network cannot be grown.
-        EsperError: Another argument is not valid.
+        DataError: A data loader or the loss function cannot be used.
+        HostError: Seeds cannot be planted in the network.
+        EsperError: An argument is not valid.
 
     Example:
         >>> grown = esper.grow(net, train, validation, loss=F.cross_entropy, epochs=30)
@@ -156,49 +160,88 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
     inputs = inputs_of(batch) if sample is None else sample
     directory = _directory(out, resume=resume)
     is_default = isinstance(controller, str) and controller in {"auto", "race"}
-    growth = Growth(
-        net,
-        optimizer,
-        sample=inputs,
-        slots=slots,
-        controller="race" if is_default else controller,
-        higher_is_better=False,
-        epochs=epochs,
-        calibrate=_Inputs(train_loader, device) if sample is None else None,
-        max_params=max_params,
-        follow=follow,
-        rollback=rollback,
-        shapley=shapley,
-        incubation_epochs=incubation_epochs,
+    start: Transaction | None
+    start = Transaction(
+        [unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))], [optimizer]
     )
-    settings = {
-        "loss": getattr(loss, "__name__", type(loss).__name__),
-        "epochs": epochs,
-        "budget": budget,
-        "optimizer": type(optimizer).__name__,
-        "learning_rate": float(optimizer.param_groups[0]["lr"]),
-        "slots": slots if isinstance(slots, str) else list(slots),
-        "controller": str(controller) if isinstance(controller, str | Path) else None,
-        "max_params": max_params,
-        "rollback": rollback,
-        "incubation_epochs": incubation_epochs,
-    }
-    with ExitStack() as stack:
-        stack.enter_context(plain_on_error(growth.finish))
-        stack.enter_context(held_rates(optimizer))
+    start.keep(net.parameters() if resume else ())
+    rates = rates_of(optimizer)
+    try:
+        begin_schedule(optimizer)
+        growth = Growth(
+            net,
+            optimizer,
+            sample=inputs,
+            slots=slots,
+            controller="race" if is_default else controller,
+            higher_is_better=False,
+            epochs=epochs,
+            calibrate=_Inputs(train_loader, device) if sample is None else None,
+            max_params=max_params,
+            follow=follow,
+            rollback=rollback,
+            shapley=shapley,
+            incubation_epochs=incubation_epochs,
+        )
+        settings = {
+            "loss": getattr(loss, "__name__", type(loss).__name__),
+            "epochs": epochs,
+            "budget": budget,
+            "optimizer": type(optimizer).__name__,
+            "learning_rate": float(optimizer.param_groups[0]["lr"]),
+            "slots": slots if isinstance(slots, str) else list(slots),
+            "controller": str(controller) if isinstance(controller, str | Path) else None,
+            "max_params": max_params,
+            "rollback": rollback,
+            "incubation_epochs": incubation_epochs,
+        }
         run = GrowRun(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(inputs))
         run.races = is_default if races is None else races
-        if directory is not None:
-            stack.enter_context(directory)
-            run.write_to(directory, settings, str(device))
-        for line in run.epochs_left():
-            show(line)
-        run.record_end()
-        saved = network_file.network_state(growth.network)
-    grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, saved)
-    if directory is not None:
-        show(f"run saved in {directory.path}; what came of it: esper report {directory.path}")
+        with nullcontext() if directory is None else directory:
+            if directory is not None:
+                run.write_to(directory, settings, str(device))
+            start = None
+            for line in run.epochs_left():
+                _show(line, show)
+            run.record_end()
+            saved = network_file.network_state(growth.network)
+        unsaved = None if directory is None else directory.unsaved
+        grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, saved, unsaved)
+        restore_rates(optimizer, rates)
+        _show_end(directory, show)
+    except BaseException as error:
+        with uninterrupted():
+            if start is not None:
+                start.undo()
+            else:
+                restore_rates(optimizer, rates)
+                _add_notes(error, growth.abandon())
+        raise
     return grown
+
+
+def _add_notes(error: BaseException, untraced: Iterable[str]) -> None:
+    """Add a note to ``error`` for each seed that could not be turned into plain modules."""
+    for name in untraced:
+        error.add_note(f"the seed in {name} cannot be traced, and stays in the network as a module of esper")
+
+
+def _show_end(directory: GrowDirectory | None, show: Callable[[str], None]) -> None:
+    """Show where the run was saved, or issue a warning if a part of it could not be saved."""
+    if directory is None:
+        return
+    if directory.unsaved is not None:
+        GrowthWarning.issue(directory.unsaved)
+    else:
+        _show(f"run saved in {directory.path}; what came of it: esper report {directory.path}", show)
+
+
+def _show(line: str, show: Callable[[str], None]) -> None:
+    """Call ``show``; output that cannot be written, as on a full disk, does not end the training."""
+    try:
+        show(line)
+    except OSError as error:
+        GrowthWarning.issue(f"the progress cannot be shown: {error.strerror}; the training continues")
 
 
 def _directory(out: Path | str | None, *, resume: bool) -> GrowDirectory | None:
@@ -206,7 +249,7 @@ def _directory(out: Path | str | None, *, resume: bool) -> GrowDirectory | None:
         if resume:
             raise EsperError("resume=True goes on from a folder; name it with out=")
         return None
-    # imported here because it loads a database library
+    # ``esper.run.grow_directory`` is imported only if needed, because it loads a database library.
     from esper.run.grow_directory import GrowDirectory  # noqa: PLC0415
 
     return GrowDirectory(Path(out), resume=resume)

@@ -1,4 +1,5 @@
-"""One training by ``esper.grow``; each epoch trains, measures, runs a race if due, decides and records."""
+"""One training by ``esper.grow``: each epoch trains, measures the seeds, lets the controller decide, and
+writes rows; after some epochs a race runs before the decision."""
 
 from __future__ import annotations
 
@@ -18,37 +19,38 @@ from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
 from esper.growth.race_runners import Limit, adopt
-from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.compute import ComputeLedger
+from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
     from esper.run.grow_directory import GrowDirectory
 
 MOMENTS: Final = (0.1, 0.3)
-"""Fractions of the training after which a race is due; the race runs at the end of that epoch."""
+"""Fractions of the training after which a race is due; a race runs at the end of an epoch."""
 RACE_SHARE: Final = 0.1
-"""Largest fraction of the training's compute for all races; in a short training the first race may use all of
-that compute.
+"""Largest fraction of the training's compute that all races together may use; if the training is short, the
+first race may use this whole fraction.
 """
 MOST_COST: Final = 4.0
-"""Largest compute of a candidate seed relative to the network; seeds with more compute do not enter a race.
+"""Largest compute of a candidate seed, divided by that of the network; costlier seeds do not enter a race.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Results of one pass over the training batches."""
+    """Losses, number of parameters and compute after one pass over the training batches."""
 
     train_loss: float
     val_loss: float
     params: int
     flops: float
-    """FLOPs since the start of the training: steps, races and counterfactuals."""
+    """FLOPs of training steps, races and counterfactuals since the start of the training."""
 
 
 class GrowRun:
-    """State of one training by ``grow``."""
+    """State of one training by ``esper.grow``: network, optimiser, loaders, and the history of epochs and
+    events."""
 
     def __init__(
         self,
@@ -73,12 +75,12 @@ class GrowRun:
         self._broken = False
         self.races = True
         self._raced = 0
-        """Number of races that were due so far."""
+        """Number of fractions in ``MOMENTS`` whose race has run or was skipped."""
         self.epochs: list[Epoch] = []
         self.events: list[GrowthEvent] = []
 
     def epochs_left(self) -> Iterator[str]:
-        """Train to the end and yield the printed lines of each epoch."""
+        """Train to the end and yield the lines to print after each epoch."""
         growth = self._growth
         if not self.epochs:
             self.epochs.append(Epoch(math.nan, fmean(self._evaluate()), self._params(), 0.0))
@@ -118,7 +120,7 @@ class GrowRun:
     # --- measure --------------------------------------------------------------------------------------
 
     def _measure(self, *, is_last: bool) -> list[GrowthEvent]:
-        """Measure network and seeds; the compute of counterfactuals in the last epoch is not charged."""
+        """Measure network and seeds; the ledger does not count the counterfactuals of the last epoch."""
         growth, self._evaluations = self._growth, 0
         forward = growth.flops / self._sampled
         events = growth.measure_epoch(self._evaluate, every_seed=is_last, broken=self._broken)
@@ -144,8 +146,8 @@ class GrowRun:
     # --- race -----------------------------------------------------------------------------------------
 
     def _race_is_due(self) -> bool:
-        """Return whether a race follows this epoch: a race is due, no seed is live, and compute for races is
-        left.
+        """Return whether a race follows this epoch: the training has reached the next fraction in
+        ``MOMENTS``, no seed is live, a slot is free, and compute for races is left.
         """
         table, ledger = self._growth.network.table, self._growth.ledger
         progress = self._trainer.progress
@@ -193,7 +195,7 @@ class GrowRun:
                     if each.beyond is not None
                 ]
             elif fits:
-                self._raced = len(MOMENTS)  # Later epochs have no more compute for a race than this one.
+                self._raced = len(MOMENTS)  # No race runs later, since it would get no more compute.
             ledger.charge(race=limit.spent)
             self._race_note = TOO_SHORT if fits else NOTHING_FITS
             return RaceResult(tuple(found), race.probe.mean(race.base))
@@ -220,15 +222,14 @@ class GrowRun:
         """
         self._directory = directory
         name = "none" if self._growth.controller is None else self._growth.controller.name
-        self._growth.recorder.sink = directory.begin(self._growth.network, name, settings, device)
-        if directory.checkpoint is not None:
-            self._load(directory.checkpoint)
+        self._growth.recorder.sink = directory.begin(self._growth.network, name, settings, device, self._load)
 
     def _rows_of_epoch(self) -> Any:
         return nullcontext() if self._directory is None else self._directory.rows_of(len(self.epochs))
 
     def _record(self, train_loss: float) -> None:
-        """Emit the rows of the epoch; scores from 0 to 100 are null, because a user's loss has no scale."""
+        """Emit the telemetry rows of the epoch; scores are null, because a user's loss has no scale from 0 to
+        100."""
         growth = self._growth
         growth.recorder.epoch(
             replace(growth.facts, train_loss=train_loss, val_score=math.nan),
@@ -274,7 +275,7 @@ class GrowRun:
             self._directory.save(self._state())
 
     def _state(self) -> dict[str, Any]:
-        """Return the state from which the training can be resumed."""
+        """Return network, optimiser, counters and random states, from which the training can be resumed."""
         return {
             "net": self._growth.net.state_dict(),
             "optimizer": self._optimizer.state_dict(),

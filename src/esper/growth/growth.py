@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -23,29 +23,32 @@ from torch import nn
 
 from esper.growth.batch_training import check_calibration, check_settings
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.manual_growth import ManualGrowth
+from esper.growth.manual_growth import ManualGrowth, all_or_nothing
+from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.actuator import Outcome, advance, apply_action, tick
-from esper.kasmina.batch_norm import batch_norms
 from esper.kasmina.compute import forward_flops
 from esper.kasmina.contributions import Contributions, Evaluate, MetricScorer, measure, record_contributions
+from esper.kasmina.dry_run import batch_norms
 from esper.kasmina.governor import Governor
 from esper.kasmina.recovery import Recovery, UserTraining
+from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import BlueprintError, EsperError, HostError
 from esper.leyline.factored_actions import OP_NAMES, OP_WAIT, BoolArray, Head, canonicalise, check_actions
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.rows import StageMove
 from esper.leyline.rules import LifecycleRules
-from esper.leyline.signals import EnvFacts, EpochFacts, RaceResult
-from esper.leyline.slot_table import SlotTable
+from esper.leyline.signals import EnvFacts, RaceResult
+from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
+from esper.tamiyo.controller_log import ControllerLog
 from esper.tamiyo.controller_registry import controller_from
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
-"""Default number of epochs."""
+"""Number of epochs that stands for infinity: the length of a training of unknown length, or the age of a
+measurement that was never made."""
 MEASURED_SEEDS: Final = 4
 """Largest number of seeds measured per epoch, each by one call of ``evaluate``; permanent seeds are measured
-on request only.
+only on request.
 """
 
 
@@ -59,24 +62,27 @@ class Growth(ManualGrowth):
         optimizer: Optimiser of the network, or a list of optimisers; without one, call ``bind`` later.
         sample: Input that the network is called with: a tensor, a tuple of arguments, or a dict of
             keyword arguments.
-        slots: Names of submodules, globs, or ``"auto"``.
+        slots: Names or globs of the submodules after which seeds may be planted, or ``"auto"``.
         controller: ``"auto"``, the name of a controller, a plan such as ``"conv_light@layer2:4"``, the folder
             of a trained policy, an object with ``reset`` and ``decide``, or None to decide by hand.
-        higher_is_better: Direction of the metric; False for a loss.
-        epochs: Number of epochs, if known.
-        calibrate: Training batches for the BatchNorm statistics of networks with a seed switched off.
-        max_seeds: Largest number of seeds at one time; 0 is no limit.
+        higher_is_better: Whether a larger metric is better; False for a loss.
+        epochs: Length of the training in epochs, if known.
+        calibrate: Training batches from which BatchNorm statistics are recomputed while a seed is switched
+            off.
+        max_seeds: Largest number of seeds at one time; 0 means no limit.
         max_params: Largest number of parameters of all seeds together.
-        follow: Copies of the network that receive every seed too, such as an ``AveragedModel``.
-        rollback: Return to the last good epoch when the metric diverges, or remove the seed that caused it.
-        shapley: Also measure Shapley values and interactions of the seeds; up to 2^n evaluations per epoch.
+        follow: Copies of the network that also receive every seed, such as an ``AveragedModel``.
+        rollback: Whether to remove the seed that caused a divergence of the metric, or else return to the
+            last good epoch.
+        shapley: Whether to also measure Shapley values and interactions of the seeds; up to 2^n evaluations
+            per epoch.
         incubation_epochs: Epochs in which a new seed learns without changing the output; incubation needs a
             call of ``incubate`` for every batch.
 
     Raises:
-        HostError: No slot can be attached, the optimiser does not train the network, or a copy in ``follow``
-            is not a copy of the network. The network is unchanged.
-        EsperError: Another argument is not valid.
+        HostError: No slot can be attached, the optimiser does not train the network, or a module in
+            ``follow`` is not a copy of the network. After this error the network is unchanged.
+        EsperError: An argument is not valid.
 
     Example:
         >>> growth = esper.Growth(net, optimizer, sample=x[:2], higher_is_better=False)
@@ -104,41 +110,55 @@ class Growth(ManualGrowth):
         check_settings(higher_is_better, **limits, incubation_epochs=incubation_epochs)
         check_calibration(calibrate)
         rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs)
-        super().__init__(net, optimizer, sample, slots, rules, max_params, follow)
+        before = Transaction([unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))])
         try:
+            super().__init__(net, optimizer, sample, slots, rules, max_params, follow)
             wanted = "saturation" if isinstance(controller, str) and controller == "auto" else controller
             self.controller = controller_from(wanted, self._space, epochs)
             """Controller of the seeds; None if seeds are planted and pruned by hand."""
+            self._log = None if self.controller is None else ControllerLog(self.controller)
             self._higher_is_better, self._shapley = higher_is_better, shapley
             self._epochs, self._calibrate = epochs, calibrate
             self._last = (OP_WAIT, True)
-            self._log: list[dict[str, Any]] = []
             self._governor = Governor()
             trained = UserTraining(
                 self.network,
                 lambda moves: self.recorder.moves(moves, None),
                 self._measure_again,
                 self._copies.modules,
+                lambda tensors: self._change.keep(tensors),  # noqa: PLW0108  in each call another one
             )
             self.recovery = Recovery(trained, self._governor) if rollback else None
-            """Snapshot of the last good epoch and number of rollbacks; None without ``rollback``."""
-        except BaseException:  # Ctrl-C also leaves the network unchanged.
-            self.detach()
+            """Rollback with the snapshot of the last good epoch; None if ``rollback`` is off."""
+        except BaseException:  # An interrupt by Ctrl-C also removes the slots.
+            before.undo()
             raise
+
+    def _transaction(self) -> Transaction:
+        change = super()._transaction()
+        change.include(objects=[each for each in (self._governor, self.recovery) if each is not None])
+        if self._log is not None:
+            change.keep_containers([self._log.entries])
+            change.afterwards(self._log.rebuild)
+        return change
 
     # --- end of an epoch ------------------------------------------------------------------------------
 
+    @all_or_nothing
     def end_epoch(self, evaluate: Evaluate, *, every_seed: bool = False) -> list[GrowthEvent]:
         """Measure the network and its seeds, let the controller decide, and apply its decisions.
 
         Args:
-            evaluate: Takes nothing and returns the metric of ``net``: a number, or one per batch (then
-                contributions have standard errors). Called once, and once more for each seed that is
-                measured.
-            every_seed: Measure permanent seeds too.
+            evaluate: Function without arguments that returns the metric of ``net``: one number, or one number
+                per batch, from which contributions get standard errors. ``evaluate`` is called once for the
+                whole network, and once more for each measured seed.
+            every_seed: Whether to measure permanent seeds in addition to the others.
 
         Returns:
-            The events of this epoch.
+            Events of this epoch: seeds that were measured, planted, pruned or made permanent, and warnings.
+
+        Raises:
+            EsperError: There is no optimiser, ``evaluate`` returns no number, or the growth has finished.
 
         Example:
             >>> for event in growth.end_epoch(lambda: accuracy(net)):
@@ -147,15 +167,19 @@ class Growth(ManualGrowth):
         events = self.measure_epoch(evaluate, every_seed=every_seed)
         return events + self.decide()
 
+    @all_or_nothing
     def measure_epoch(
         self, evaluate: Evaluate, *, every_seed: bool = False, broken: bool = False
     ) -> list[GrowthEvent]:
         """Do the first half of ``end_epoch``: measure and check network and seeds, advance stages of seeds.
 
         Args:
-            evaluate: As in ``end_epoch``.
-            every_seed: Measure permanent seeds too.
+            evaluate: Function that returns the metric of ``net``, as in ``end_epoch``.
+            every_seed: Whether to measure permanent seeds in addition to the others.
             broken: Whether the epoch's training had non-finite numbers; ``rollback`` undoes such an epoch.
+
+        Returns:
+            Events of measured seeds, automatic stage moves and warnings.
         """
         self._check_unfinished("end_epoch")
         groups = self.network.groups
@@ -173,21 +197,24 @@ class Growth(ManualGrowth):
         events += self._done(advance(self.network))
         events += self._checks.check_score(self.measured.score)
         self.facts = self._make_facts()
-        """Measurements of the last epoch in the form that the controller reads."""
+        """Measurements of the last epoch, in the form that a controller takes."""
         return events
 
+    @all_or_nothing
     def decide(self, race: RaceResult | None = None) -> list[GrowthEvent]:
         """Do the second half of ``end_epoch``: let the controller decide, and apply its decisions.
 
         Args:
             race: Result of a race, if one was run after this epoch.
+
+        Returns:
+            Events of the controller's actions; none without a controller.
         """
-        if self.controller is None or not math.isfinite(self.facts.val_score):
+        if self._log is None or not math.isfinite(self.facts.val_score):
             return []
         self.facts = replace(self.facts, race=race)
         table = self.network.table
-        self._log.append({"facts": asdict(self.facts), "table": table.plain()})
-        actions = self.controller.decide(EpochFacts.stack([self.facts]), table).actions
+        actions = self._log.decide(self.facts, table)
         check_actions(actions, 1, table.num_slots)
         slot = int(actions[0, Head.SLOT])
         alpha = table.alpha[0, [slot]]
@@ -198,23 +225,28 @@ class Growth(ManualGrowth):
         except (BlueprintError, HostError) as error:
             outcome = Outcome(False, (), str(error))
         self.recorder.decided(action, alpha, legal, outcome)
-        self.recorder.decision()
+        self.recorder.emit_last_action()
         self._last = (int(action[Head.OP]), outcome.succeeded)
         if action[Head.OP] == OP_WAIT:
             return []
         if not outcome.succeeded:
             reason = ", ".join((str(outcome.refused_by), *outcome.failed_checks))
             wish = f"{OP_NAMES[action[Head.OP]]} in {self.network.sites[slot].name}"
-            sentence = f"{self.controller.name} wanted {wish}: {reason}"
+            sentence = f"{self._log.name} wanted {wish}: {reason}"
             return [GrowthEvent(self.epoch, "refused", sentence, self.slots[slot])]
         return self._done(outcome.moves)
 
+    @all_or_nothing
     def measure(self, evaluate: Evaluate, *, shapley: bool = False) -> list[GrowthEvent]:
         """Measure the seeds, permanent seeds included, that were not measured in this epoch.
 
         Args:
-            evaluate: As in ``end_epoch``; called once for each seed, or once for each configuration.
-            shapley: Measure all active seeds again with Shapley values and interactions.
+            evaluate: Function that returns the metric of ``net``, as in ``end_epoch``; called once for each
+                seed, or with ``shapley`` once for each configuration.
+            shapley: Whether to measure all blended seeds again, with Shapley values and interactions.
+
+        Returns:
+            One event of kind ``measured`` per measured seed.
         """
         self._check_unfinished("measure")
         self.network.follow_state()
@@ -238,15 +270,16 @@ class Growth(ManualGrowth):
     def _measured(
         self, scorer: MetricScorer, of: BoolArray, most: int | None, shapley: bool
     ) -> list[GrowthEvent]:
-        """Measure at most ``most`` seeds in the slots ``of``: the seeds measured longest ago."""
+        """Measure the seeds in the slots ``of``, but at most ``most`` seeds: those measured longest ago."""
         table = self.network.table
         waiting = np.where(table.epochs_since_measured[0] < 0, UNLIMITED, table.epochs_since_measured[0])
         chosen = sorted(np.flatnonzero(of).tolist(), key=lambda i: -int(waiting[i]))[:most]
-        # Shapley values of more than four seeds are sampled, without draws from the user's random state.
+        # The Shapley values of more than four seeds are estimated from sampled orders of the seeds; the
+        # sampling leaves the user's random state unchanged.
         orders = torch.Generator().manual_seed(self.epoch)
         found = measure(chosen, scorer, generator=orders, only_contributions=not shapley)
         self.measured: Contributions = self._processes.agreed(found)
-        """Scores and contributions of the last measurement."""
+        """Scores and contributions of the latest measurement."""
         record_contributions(table, self.measured)
         calibrated = self._calibrate is not None or not batch_norms(self.net)
         values = zip(self.measured.contribution, self.measured.error, self.measured.shapley, strict=True)
@@ -256,7 +289,8 @@ class Growth(ManualGrowth):
         ]
 
     def _recovered(self, broken: bool) -> list[GrowthEvent]:
-        """If ``rollback`` is on, undo an epoch that broke the network, and measure the restored network."""
+        """If ``rollback`` is on, undo an epoch after which the metric diverges, and measure the restored
+        network."""
         recovery = self.recovery
         if recovery is None or recovery.given_up:
             return []
@@ -303,35 +337,37 @@ class Growth(ManualGrowth):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the growth without weights, as plain values; save it with the states of network
-        and optimiser.
+        """Return slots, seeds and counters as plain values without weights; save them with the state dicts of
+        network and optimiser.
         """
         return {
             **self.network.layout(),
             "epoch": self.epoch,
             "next_seed": self._next_seed,
             "last": list(self._last),
-            "log": self._log,
+            "log": [] if self._log is None else list(self._log.entries),
             "watch": self._checks.state(),
             "governor": self._governor.state(),
         }
 
+    @all_or_nothing
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Build the seeds of a saved state; load the states of network and optimiser after this call."""
+        """Build the seeds of a saved state; load the state dicts of network and optimiser after this call.
+
+        Args:
+            state: Result of ``state_dict``, of a growth with the same network class and slots.
+
+        Raises:
+            HostError: The state belongs to a network with other slots.
+        """
         self._check_unfinished("load_state_dict")
         self.network.load_layout(state)
         self._narrator.epoch, self._next_seed = state["epoch"], state["next_seed"]
         self._last = (int(state["last"][0]), bool(state["last"][1]))
-        self._log = list(state["log"])
         self._checks.load_state(state["watch"])
         self._governor.load_state(state["governor"])
         if self.recovery is not None:
             self.recovery.forget_snapshot()
-        if self.controller is not None:
-            # A controller has no saved state: its past decisions are computed again.
-            self.controller.reset(0)
-            for entry in self._log:
-                race = RaceResult.from_plain(entry["facts"]["race"])
-                facts = EpochFacts.stack([EnvFacts(**{**entry["facts"], "race": race})])
-                self.controller.decide(facts, SlotTable.from_plain(entry["table"]))
+        if self._log is not None:
+            self._log.load(state["log"])
         self.flops = forward_flops(self.net, self.sample)

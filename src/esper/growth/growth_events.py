@@ -1,6 +1,7 @@
 """Events and warnings of a growing network, each with one sentence for the user.
 
-Warnings concern seeds without gradient, stale copies, constant metrics and recompilation limits.
+Warnings concern seeds without gradient, copies of the network without its seeds, constant metrics and
+recompilation limits.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ _REPORTED: Final[Mapping[Stage, tuple[EventKind, str]]] = {
     Stage.FOSSILIZED: ("fossilized", "became permanent"),
     Stage.PRUNED: ("pruned", "was removed"),
 }
-"""Stage moves that are reported, each with its kind of event and the end of the event's sentence."""
+"""Stages whose start is reported as an event, with the kind of the event and the words after the name of the
+seed in the event's sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrowthEvent:
-    """Event at the end of an epoch, or of an action by hand; ``print`` shows its sentence."""
+    """Event of a growing network, at the end of an epoch or after an action by hand; ``print`` shows its
+    sentence."""
 
     epoch: int
-    """Number of epochs trained before the event."""
+    """Number of epochs that had been trained when the event occurred."""
     kind: EventKind
     sentence: str
     slot: str | None = None
@@ -43,9 +46,9 @@ class GrowthEvent:
     contribution: float | None = None
     """Contribution of the seed in units of the user's metric; positive if the seed helps."""
     error: float | None = None
-    """Standard error of the contribution, if the metric has one value per batch."""
+    """Standard error of the contribution; None unless the metric has one value per batch."""
     shapley: float | None = None
-    """Shapley value of the seed in units of the user's metric, if measured."""
+    """Shapley value of the seed in units of the user's metric; None if not measured."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}: {self.sentence}"
@@ -59,9 +62,7 @@ class Narrator:
         self.epoch = 0
 
     def seed(self, slot: int, blueprint: int | None = None) -> str:
-        """Return for example ``conv_light in layer2``: the blueprint of a slot's present or removed seed, and
-        the slot.
-        """
+        """Return blueprint and slot of a present or removed seed, for example ``conv_light in layer2``."""
         return f"{self._name(slot, blueprint)} in {self._network.sites[slot].name}"
 
     def _name(self, slot: int, blueprint: int | None = None) -> str | None:
@@ -71,7 +72,7 @@ class Narrator:
     def about(
         self, kind: EventKind, slot: int, text: str, blueprint: int | None = None, **measured: float | None
     ) -> GrowthEvent:
-        """Return an event of one seed; ``text`` follows the name of the seed in the sentence."""
+        """Return an event about one seed; its sentence is the name of the seed followed by ``text``."""
         place, name = self._network.sites[slot].name, self._name(slot, blueprint)
         return GrowthEvent(self.epoch, kind, f"{self.seed(slot, blueprint)} {text}", place, name, **measured)
 
@@ -92,7 +93,7 @@ class Narrator:
         )
 
     def moves(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
-        """Return the events for a list of stage moves."""
+        """Return the events of the stage moves that are reported: germination, fossilisation and pruning."""
         events = []
         for move in moves:
             if move.target in _REPORTED:
@@ -103,56 +104,63 @@ class Narrator:
         return events
 
     def warning(self, sentence: str, slot: int | None = None) -> GrowthEvent:
-        """Return the event of a warning and issue a ``GrowthWarning``."""
+        """Issue a ``GrowthWarning`` and return an event with the same sentence."""
         GrowthWarning.issue(f"epoch {self.epoch}: {sentence}")
         seed = () if slot is None else (self._network.sites[slot].name, self._name(slot))
         return GrowthEvent(self.epoch, "warning", sentence, *seed)
 
 
 CONSTANT_EPOCHS: Final = 5
-"""Number of equal values of the metric in a row after which a warning is issued."""
+"""Number of consecutive epochs with an equal metric after which a warning is issued."""
 
 AT_REST: Final = 0.01
-"""Fraction of the highest learning rate so far; below it, a constant metric is not reported."""
+"""Fraction of the highest learning rate so far; below this rate no warning of a constant metric is issued."""
 
 
 class SanityChecks:
-    """Compares seeds and metric with those of earlier epochs and warns of problems."""
+    """Compares seeds and metric with those of earlier epochs, and issues warnings."""
 
     def __init__(self, network: MorphogeneticModel, narrator: Narrator) -> None:
         self._network = network
         self._narrator = narrator
         self._seen: dict[int, list[float]] = {}
+        self._unchanged: set[int] = set()
+        """Slots of the seeds that the user was warned of because they did not change."""
         self._values: list[float] = []
         self._copies: WeakKeyDictionary[SeedSlot, list[float]] = WeakKeyDictionary()
-        """For copies without a seed that the network has: sum of squares of the copy's weights at each slot.
+        """Slots without their seed in copies of the network, with the sums of squares of the weights of each
+        slot's submodule.
         """
         self._highest_rate = 0.0
         self._given_up = torch_wrappers.recompile_limits_hit()
 
     def born(self, slot: int) -> None:
-        """Store the initial weights of a seed."""
+        """Store the sums of squares of a new seed's weights, to find out later whether the seed learns."""
         self._seen[slot] = _squares(self._network.slots[slot])
+        self._unchanged.discard(slot)
         own = self._network.slots[slot]
         left = [c for c in COPIES if c.token == own.token and c.site == own.site and c.graft is None]
         self._copies.update({copy: _squares(copy.parent[0]) for copy in left})
 
     def check_training(self) -> list[GrowthEvent]:
-        """Warn of unchanged or non-finite seeds, of copies without seeds, and of recompilation limits."""
+        """Warn of seeds that do not change or are not finite, of copies that lack a seed, and of
+        recompilation limits."""
         events = []
         for slot in np.flatnonzero(self._network.table.in_forward[0]).tolist():
             now, seed = _squares(self._network.slots[slot]), self._narrator.seed(slot)
-            if now == self._seen.get(slot):
+            if now == self._seen.get(slot) and slot not in self._unchanged:
+                self._unchanged.add(slot)
                 sentence = (
-                    f"{seed} did not change: no gradient or no optimiser step reached it. Does its place run"
-                    " in training, and does the optimiser that Growth was given step?"
+                    f"{seed} did not change: no gradient or no optimiser step reached it. If the loss depends"
+                    f" on {self._network.sites[slot].name}, pass the optimiser that steps to Growth or"
+                    " bind(); otherwise prune the seed. This is reported once"
                 )
                 events.append(self._narrator.warning(sentence, slot))
             if not all(map(math.isfinite, now)):
                 sentence = f"{seed} has weights that are not finite; prune it or return to a checkpoint"
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
-        # An average that is computed by hand is an example of a copy that is updated but has no seed.
+        # Warn of an updated copy without the seeds, such as a weight average that the user computes by hand.
         if any(_squares(copy.parent[0]) != before for copy, before in self._copies.items()):
             sentence = (
                 "a copy of the network is updated without having grown with it; name it, Growth(net,"
@@ -172,7 +180,8 @@ class SanityChecks:
     def check_score(self, score: float) -> list[GrowthEvent]:
         """Warn of a metric that is not finite, or that stays constant at a normal learning rate."""
         if not math.isfinite(score):
-            return [self._narrator.warning(f"evaluate returned {score:g}; nothing is decided on it")]
+            sentence = "evaluate returned a value that is not finite; nothing is decided on it"
+            return [self._narrator.warning(sentence)]
         groups = self._network.groups
         optimisers = [] if groups is None else groups.optimisers
         rate = max((g["lr"] for o in optimisers for g in o.param_groups), default=0.0)
@@ -186,10 +195,16 @@ class SanityChecks:
         return []
 
     def state(self) -> dict[str, Any]:
-        return {"seen": dict(self._seen), "values": list(self._values), "rate": self._highest_rate}
+        return {
+            "seen": dict(self._seen),
+            "unchanged": sorted(self._unchanged),
+            "values": list(self._values),
+            "rate": self._highest_rate,
+        }
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
+        self._unchanged = set(state.get("unchanged", ()))  # Earlier versions did not save it.
         self._values, self._highest_rate = list(state["values"]), float(state["rate"])
 
 

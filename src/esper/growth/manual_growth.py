@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
 from esper.growth.batch_training import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
-from esper.kasmina import gates, lifecycle, network_file, plain
+from esper.karn.slot_reports import slot_report_table
+from esper.kasmina import lifecycle, network_file, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
@@ -23,13 +25,36 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import call_order, check_modes, find_sites
-from esper.kasmina.slot import detach, notice_hooks
+from esper.kasmina.slot import notice_hooks
+from esper.kasmina.transaction import Transaction, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, AlphaCurve
 from esper.leyline.reports import SeedStateReport, report_slots
 from esper.leyline.rows import StageMove
 from esper.leyline.rules import LifecycleRules
 from esper.leyline.stages import Stage
+
+NO_CHANGE: Final = Transaction()
+"""Value of ``_change`` between calls of methods."""
+G = TypeVar("G", bound="ManualGrowth")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def all_or_nothing(method: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
+    """Undo everything that a method has changed if the method fails, also by Ctrl-C."""
+
+    @wraps(method)
+    def undone_on_error(growth: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if growth._change is not NO_CHANGE:  # The calling method is undone as a whole.
+            return method(growth, *args, **kwargs)
+        with growth._transaction() as change:
+            growth._change = change
+            result = method(growth, *args, **kwargs)
+            growth._change = NO_CHANGE
+            return result
+
+    return undone_on_error
 
 
 class ManualGrowth:
@@ -52,45 +77,57 @@ class ManualGrowth:
         check_modes(self.net, sites, sample)
         token = uuid.uuid4().hex
         self.network = MorphogeneticModel(self.net, rules, sites=sites, streams=lambda _: None, token=token)
-        """Network with slots, and its row of the slot table."""
+        """Network with its slots; the states of the slots are in ``network.table``."""
         self.slots = self.network.slot_config.slot_ids
         """Names of the slots, in the order of the forward pass."""
         self._copies = FollowedCopies(self.network)
-        try:
-            self.network.max_params = max_params
-            self.network.bind(groups)
-            for follower in follow:
-                self._copies.add(follower)
-            self._processes = ProcessGroup(net)
-            self.network.followers += [self._processes, self._copies]
-            self._space = self.network.action_space
-            self.flops = forward_flops(self.net, sample)
-            """FLOPs of one forward pass of the sample input."""
-            notice_hooks()
-        except BaseException:  # Ctrl-C also leaves the network unchanged.
-            self.detach()
-            raise
+        self.network.max_params = max_params
+        self.network.bind(groups)
+        for follower in follow:
+            self._copies.add(follower)
+        self._processes = ProcessGroup(net)
+        self.network.followers += [self._processes, self._copies]
+        self._space = self.network.action_space
+        self.flops = forward_flops(self.net, sample)
+        """FLOPs of one forward pass on the sample input."""
+        notice_hooks()
         self._narrator = Narrator(self.network)
         self._checks = SanityChecks(self.network, self._narrator)
         self._next_seed = 0
         self._finished = False
+        self._change = NO_CHANGE
         self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self.epoch))
         self.ledger = ComputeLedger()
 
-    def detach(self) -> None:
-        """Remove all slots and seeds from the network and from the copies that follow it."""
-        for module in (self.net, *self._copies.modules):
-            detach(module)
+    def _transaction(self) -> Transaction:
+        """Return the present state of everything that a method may change."""
+        groups = self.network.groups
+        own = [self, self.network, self._copies, self._processes, self._narrator, self._checks, self.recorder]
+        change = Transaction([self.net, *self._copies.modules], objects=own)
+        if groups is not None:
+            change.include(optimisers=groups.optimisers, objects=[groups])
+        change.keep_containers(self._processes.hooks)
+        return change
 
+    @all_or_nothing
     def bind(self, optimizer: Any) -> None:
-        """Replace the optimiser, or the optimisers, that train the network and its seeds."""
-        self._check_unfinished("bind")
-        order = call_order(self.net, self.sample)
-        self.network.follow_state()
-        self.network.bind(OptimizerGroups(optimizer, self.net, order))
+        """Replace the optimiser, or the optimisers, that train the network and its seeds.
 
+        Args:
+            optimizer: New optimiser of the network's parameters, or a list of optimisers.
+
+        Raises:
+            HostError: The optimiser does not hold the parameters of the network.
+        """
+        self._check_unfinished("bind")
+        groups = OptimizerGroups(optimizer, self.net, call_order(self.net, self.sample))
+        self._change.include(optimisers=groups.optimisers)
+        self.network.follow_state()
+        self.network.bind(groups)
+
+    @all_or_nothing
     def follow(self, copy: Any) -> None:
-        """Plant every present and future seed of the network in ``copy`` too.
+        """Plant every present and future seed of the network in ``copy`` as well.
 
         Args:
             copy: An ``AveragedModel`` or a deep copy of the network.
@@ -99,24 +136,31 @@ class ManualGrowth:
             HostError: ``copy`` is not a copy of this network.
         """
         self._check_unfinished("follow")
+        self._change.include(each for each in [copy] if isinstance(each, nn.Module))
         self._copies.add(copy)
 
     # --- actions by hand ------------------------------------------------------------------------------
 
+    @all_or_nothing
     def germinate(
         self, slot: str, blueprint: str, *, style: str = BLEND_IDS[0], alpha: float = 1.0
     ) -> GrowthEvent:
         """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
 
         Args:
-            slot: Name of the slot.
-            blueprint: Name of the blueprint.
+            slot: Name of the slot, which is the name of a submodule.
+            blueprint: Name of the seed's blueprint.
             style: Blend style: linear_add, linear_multiply, sigmoid_add or gated_gate.
             alpha: Weight of the seed in the forward pass, from 0 to 1.
 
+        Returns:
+            Event of kind ``germinated``.
+
         Raises:
-            BlueprintError: The blueprint does not fit the slot, or the seed exceeds ``max_params``.
-            SlotError: The slot holds a seed.
+            UnknownNameError: There is no slot, blueprint or style of this name.
+            BlueprintError: The blueprint does not fit the slot, or all seeds together would exceed
+                ``max_params``.
+            SlotError: The slot already holds a seed.
         """
         self._check_unfinished("germinate")
         index, table = self._index(slot), self.network.table
@@ -125,7 +169,7 @@ class ManualGrowth:
         blueprint_named(blueprint, self.network.sites[index].topology)
         check_alpha(alpha)
         if not table.occupied[0, index]:
-            table.clear(0, index)  # Actions by hand have no embargo.
+            table.clear(0, index)  # Planting by hand ignores the embargo of a slot.
         number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
         params = self.network.germinate(index, number, kind)
         seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
@@ -133,15 +177,37 @@ class ManualGrowth:
         self.network.sync()
         return self._done(moves)[0]
 
+    @all_or_nothing
     def prune(self, slot: str) -> GrowthEvent:
-        """Remove the seed of ``slot`` from the forward pass, and its state from the optimiser."""
+        """Remove the seed of ``slot`` from the forward pass, and its state from the optimiser.
+
+        Args:
+            slot: Name of the slot.
+
+        Returns:
+            Event of kind ``pruned``.
+
+        Raises:
+            SlotError: The slot has no seed, or a permanent one.
+        """
         index = self._live(slot, "prune")
         moves = lifecycle.prune(self.network.table, 0, index, self.network.rules, cause="user")
         settle(self.network, moves)
         return self._done(moves)[0]
 
+    @all_or_nothing
     def fossilize(self, slot: str) -> GrowthEvent:
-        """Make the seed of ``slot`` permanent; the seed continues to learn."""
+        """Make the seed of ``slot`` permanent; a permanent seed continues to learn.
+
+        Args:
+            slot: Name of the slot.
+
+        Returns:
+            Event of kind ``fossilized``.
+
+        Raises:
+            SlotError: The slot has no seed, the seed is not at alpha 1, or a weight is not finite.
+        """
         index, table = self._live(slot, "fossilize"), self.network.table
         if table.stage[0, index] == Stage.BLENDING:
             lifecycle.enter_next_stage(table, 0, index, self.network.rules, "policy")
@@ -150,30 +216,45 @@ class ManualGrowth:
             raise SlotError(
                 f"{self._narrator.seed(index)} is blended at alpha {alpha:g}; set_alpha('{slot}', 1.0) first"
             )
-        verdict = gates.g5_worthy(table, 0, index, LifecycleRules(), finite=self.network.is_finite(index))
+        verdict = lifecycle.g5_worthy(table, 0, index, LifecycleRules(), finite=self.network.is_finite(index))
         if "weights_finite" in verdict.failed:
             raise SlotError(f"{self._narrator.seed(index)} has weights that are not finite; prune('{slot}')")
         moves = lifecycle.fossilize(table, 0, index, verdict._replace(failed=()), "user")
         return self._done(moves)[0]
 
+    @all_or_nothing
     def set_alpha(self, slot: str, alpha: float) -> GrowthEvent:
-        """Set the weight of the seed in ``slot``, from 0 to 1; the next forward pass uses the new weight."""
+        """Set alpha of the seed in ``slot``, from the next forward pass on.
+
+        Args:
+            slot: Name of the slot.
+            alpha: Weight of the seed in the forward pass, from 0 to 1.
+
+        Returns:
+            Event of kind ``alpha``.
+
+        Raises:
+            SlotError: The slot has no seed, or a permanent one.
+            EsperError: ``alpha`` is not a number from 0 to 1.
+        """
         index, table = self._live(slot, "set_alpha"), self.network.table
         check_alpha(alpha)
         lifecycle.set_alpha_target(table, 0, index, target=alpha, epochs=0, curve=AlphaCurve.LINEAR)
         self.network.sync()
         return self._narrator.about("alpha", index, f"is blended at alpha {alpha:g}")
 
+    @all_or_nothing
     def incubate(self, batch_loss: Callable[[], Tensor]) -> None:
-        """Add the gradients of incubating seeds; call ``incubate`` between backward and step.
+        """Add the gradients of incubating seeds; call ``incubate`` after ``backward`` and before the
+        optimiser's ``step``.
 
         Args:
-            batch_loss: Takes nothing and returns the loss of ``net`` on the present batch.
+            batch_loss: Function without arguments that returns the loss of ``net`` on the present batch.
         """
         for slot in self.network.incubating:
             loss = shadow_loss_of(self.network, slot, batch_loss)
             if not math.isfinite(loss.item()):
-                continue  # A seed without gradients does not pass gate G2, so it stays in incubation.
+                continue  # A seed without gradients fails gate G2, so it stays in incubation.
             loss.backward()
             found = statistics_of(
                 tensor_norms([p.grad for p in self.network.seed_parameters(slot) if p.grad is not None])
@@ -181,7 +262,7 @@ class ManualGrowth:
             self.network.table.record_gradients(0, slot, ratio=math.nan, **found._asdict())
 
     def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
-        """Number the new seeds, count FLOPs again, and return the events of stage moves."""
+        """Record stage moves, count the FLOPs of the changed network, and return the events of the moves."""
         made = list(moves)
         for move in made:
             if move.target is Stage.GERMINATED:
@@ -196,17 +277,21 @@ class ManualGrowth:
 
     # --- export and state -----------------------------------------------------------------------------
 
+    @all_or_nothing
     def finish(self, *, merge: bool = True) -> nn.Module:
         """Turn the network into a plain module of its own class, with seeds as torch modules.
 
-        Active seeds stay; incubating seeds are removed.
+        Seeds that take part in the forward pass stay in the network; incubating seeds are removed.
 
         Args:
-            merge: Add linear seeds after linear layers to the layers' weights.
+            merge: Whether to merge a linear seed after a linear layer into the weight of that layer.
+
+        Returns:
+            The network itself, as a module without slots.
 
         Raises:
-            HostError: The outputs of the plain module differ from those of the trained network. The network
-                is unchanged.
+            HostError: The outputs of the plain module differ from those of the trained network. After this
+                error the network is unchanged.
         """
         self._check_unfinished("finish")
         self.network.follow_state()
@@ -214,8 +299,10 @@ class ManualGrowth:
             self.prune(self.network.sites[slot].name)
         groups = self.network.groups
         leave = (lambda parameters: groups.leave(-1, parameters)) if groups else (lambda _: None)
+        self._change.keep(plain.slot_weights(self.net))
         grown = plain.finish(self.net, self.sample, merge=merge, leave=leave)
         for module in self._copies.modules:
+            self._change.keep(plain.slot_weights(module))
             plain.finish(module, self.sample, merge=merge)
         self._processes.close()
         self._finished = True
@@ -227,8 +314,34 @@ class ManualGrowth:
             )
         return self.net
 
+    def abandon(self) -> list[str]:
+        """Turn the network into a plain module after an error, without running it or merging seeds.
+
+        Incubating seeds are removed.
+
+        Returns:
+            Names of the slots whose seeds cannot be traced; these seeds stay in the network, as modules of
+            Esper.
+        """
+        with uninterrupted():
+            if self._finished:
+                return []
+            for slot in list(self.network.incubating):
+                self.network.remove(slot)
+            untraced = [name for module in (self.net, *self._copies.modules) for name in plain.settle(module)]
+            self._processes.close()
+            self._finished = True
+        return untraced
+
     def save(self, path: Path | str) -> None:
-        """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns a plain module."""
+        """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns a plain module.
+
+        Args:
+            path: File to write; missing folders are made.
+
+        Raises:
+            SaveError: The file could not be written; an older file at ``path`` is unchanged.
+        """
         self._check_unfinished("save")
         network_file.save(network_file.network_state(self.network), Path(path))
 
@@ -241,7 +354,8 @@ class ManualGrowth:
             )
 
     def _live(self, slot: str, what: str) -> int:
-        """Return the index of a slot whose seed can be changed by the method named ``what``."""
+        """Return the index of a slot; raise ``SlotError`` unless it holds a live seed. ``what`` is the name
+        of the calling method."""
         self._check_unfinished(what)
         index = self._index(slot)
         if not self.network.table.live[0, index]:
@@ -256,8 +370,12 @@ class ManualGrowth:
         """Number of epochs that have ended."""
         return self._narrator.epoch
 
+    def report(self) -> str:
+        """Return a text table of all slots: stage, blueprint, age, parameters, alpha, contribution."""
+        return slot_report_table(self.reports())
+
     def reports(self) -> list[SeedStateReport]:
-        """Return stage, alpha, contribution, Shapley value and interactions of every slot."""
+        """Return a report of every slot as an object; ``report`` returns a text table of the same values."""
         return report_slots(self.network.table, 0, self._space)
 
     def _index(self, slot: str) -> int:

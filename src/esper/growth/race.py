@@ -1,4 +1,5 @@
-"""Race between candidate seeds and the network without them, in parts, within a limit of time or compute."""
+"""Race between candidate seeds and the network without a seed, in heats, within a limit of time or
+compute."""
 
 from __future__ import annotations
 
@@ -32,63 +33,67 @@ from esper.kasmina.sites import Site
 from esper.leyline import BlueprintError, DataError, Style
 
 Blueprints = Mapping[Topology, Sequence[str]]
-"""Blueprints of the candidates, by topology."""
+"""Blueprints of candidate seeds, by topology."""
 
 
 class Heat(NamedTuple):
-    """One part of a race."""
+    """Heat of a race: one training of some candidates on the same batches, followed by a comparison of their
+    losses."""
 
     steps: int
-    """Number of batches that every runner trains on in the part."""
+    """Number of batches that every candidate trains on in this heat of a race."""
     size: int
-    """Number of candidates in the part."""
+    """Largest number of candidates in this heat of a race."""
     share: float
-    """Largest fraction of the remaining limit that the part may use."""
+    """Largest fraction of the race's remaining time or compute that this heat may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Settings of a race."""
+    """Settings of a race: its heats, and whether it is part of a training."""
 
     heats: tuple[Heat, ...]
-    """Parts of the race; in the last part the network trains jointly with the candidate."""
+    """Heats of the race; in the last heat the network trains jointly with the candidate's seed."""
     in_training: bool = False
-    """Whether the race is part of a training that continues; the control then sees as many batches as a
-    candidate.
-    First-order scores are computed only if not all candidates can start and the scores cost little; otherwise
-    candidates spread evenly over the network start."""
+    """Whether the race is part of a training that continues; the control then trains on as many batches as a
+    candidate. If a race inside a training has more candidates than its first heat accepts, those with the
+    best first-order (gradient) scores start; if scores cost too much, candidates spread over the network."""
 
 
 SEED_RATE: Final = 5e-3
-"""Learning rate of Adam for a candidate's seed."""
+"""Learning rate of Adam for the seed of a candidate."""
 HOST_RATES: Final = (3e-4, 2e-3, 8e-3)
-"""Learning rates of the controls if no optimiser is given; the best control stays after the first part."""
+"""Learning rates of the controls (networks without a seed) if no optimiser is given; only the best control
+stays after the first heat."""
 RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
-"""Settings of a race during a training."""
+"""Settings of a race inside ``esper.grow``: two heats."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("conv_light",),
     "tokens": ("mlp_small", "attention"),
     "features": ("mlp_small",),
 }
-"""Blueprints of a race during a training."""
+"""Blueprints of the candidates in a race inside ``esper.grow``, by topology."""
 VALIDATION_SAMPLES: Final = 2048
 """Largest number of validation samples in a race."""
 MEASURING: Final = 0.02
-"""Largest fraction of the limit for one measurement of all runners."""
+"""Largest fraction of a race's limit of time or compute that one forward pass over the validation samples may
+use."""
 LEAST_STEPS: Final = 8
-"""Smallest number of batches in a part of a race."""
+"""Smallest number of training batches in a heat of a race; a shorter heat is not run."""
 FIRST_ORDER_BATCHES: Final = 6
 SCORING: Final = 0.1
-"""Largest fraction of the limit for first-order scores in a race during a training."""
+"""Largest fraction of a race's limit of time or compute for the first-order (gradient) scores, in a race
+inside ``esper.grow``."""
 PARTS: Final = 32
-"""Number of parts of the validation data; runners are compared by paired losses on the parts."""
+"""Number of validation chunks; the networks in a race are compared by their paired losses on the chunks."""
 MOST_CONTROL_STEPS: Final = 3.0
-"""Largest number of control steps per candidate step."""
+"""Largest number of training steps of the control per training step of a candidate."""
 
 
 @dataclass
 class Candidate:
-    """Candidate of a race: a blueprint at a site, with its compute and its last result."""
+    """Candidate of a race: a blueprint at a site, with the FLOPs of its seed and its last measured change of
+    the loss."""
 
     site: Site
     blueprint: str
@@ -96,7 +101,7 @@ class Candidate:
     flops: int
     first_order: float = 0.0
     runner: Runner | None = None
-    """Runner of the candidate; None before the candidate starts."""
+    """Network in training with the candidate's seed; None before the candidate starts."""
     change: Paired | None = None
     beyond: Paired | None = None
 
@@ -105,14 +110,14 @@ class Candidate:
         return sum(p.numel() for p in self.graft.parameters())
 
     def row(self) -> CandidateRow:
-        """Return the candidate's row of the diagnosis table."""
+        """Return the candidate as a row of the diagnosis table."""
         seed = (self.site.name, self.blueprint, self.parameters, self.flops)
         steps = self.runner.steps if self.runner else 0
         return CandidateRow(*seed, self.first_order, self.change, self.beyond, steps)
 
 
 class Race:
-    """State of one race: candidates, controls, measurements and the limit."""
+    """State of one race: candidates, controls, measurements, and the limit of time or compute."""
 
     def __init__(
         self,
@@ -142,7 +147,7 @@ class Race:
         trained = Probe.of(self.training, loss, len(self.training))
         self.train_loss = trained.mean(trained.losses(self.host))
         self.candidates: list[Candidate] = []
-        """Candidates still in the race, best first."""
+        """Candidates that are still in the race, best first."""
         self.out: list[Candidate] = []
         if optimizer is None:
             self.controls = [Runner.control(net, rate) for rate in HOST_RATES]
@@ -180,8 +185,8 @@ class Race:
                     self.candidates.append(Candidate(site, name, graft.to(like), flops))
 
     def run(self) -> bool:
-        """Choose the candidates of the first part and run all parts; return False if the limit ended the
-        race.
+        """Choose the candidates of the first heat and run all heats; return False if time or compute of the
+        race ran out.
         """
         size = self.course.heats[0].size
         if not self.course.in_training:
@@ -199,11 +204,13 @@ class Race:
         return True
 
     def score_first_order(self) -> None:
-        """Compute the slope of the validation loss along the training gradient of every new candidate.
+        """Score every candidate by the slope of the validation loss along the training gradient of its new
+        seed.
 
-        All candidates are in one forward pass, because the output of a new seed is exactly zero. One backward
-        pass gives the training gradients g of all candidates, another the validation gradients v. The score
-        of a candidate is <g, v> / |g|.
+        One forward pass contains all candidate seeds, because the output of a new seed is exactly zero. One
+        backward pass gives the training gradients g of all candidate seeds, another the validation gradients
+        v. The score of a candidate is <g, v> / |g|, from training gradient g and validation gradient v of its
+        seed.
         """
         with evaluating(self.host), ExitStack() as stack, self.limit.charged(self._scoring_flops()):
             for each in self.candidates:
@@ -222,7 +229,7 @@ class Race:
         return samples * (2 * self.host_flops + 3 * sum(each.flops for each in self.candidates))
 
     def _gradients(self, batches: Sequence[Any]) -> list[Tensor]:
-        """Return the mean gradient of every candidate as a flat vector."""
+        """Return for every candidate the mean gradient of its seed, as a flat vector."""
         parameters = [list(each.graft.parameters()) for each in self.candidates]
         for each in self.candidates:
             each.graft.zero_grad()
@@ -234,7 +241,8 @@ class Race:
         ]
 
     def run_heat(self, planned: Heat) -> bool:
-        """Train and measure the best candidates in one part; return False if the limit is too small."""
+        """Train and measure the best candidates in one heat of a race; return False if too little time or
+        compute is left."""
         running = _one_per_place_first(self.candidates)[: planned.size]
         runners = [self._runner_of(each) for each in running]
         control_steps = self._control_steps(running, planned.steps)
@@ -254,10 +262,12 @@ class Race:
         return made == steps
 
     def train(self, runners: Sequence[Runner], steps: int, control_steps: float, reserve: float) -> int:
-        """Train candidates on ``steps`` batches, and controls on ``control_steps`` batches per step.
+        """Train candidates on ``steps`` batches, and controls on ``control_steps`` batches per batch of the
+        candidates.
 
         Returns:
-            The number of candidate steps done; training stops when only ``reserve`` FLOPs are left.
+            Number of batches that the candidates trained on; below ``steps`` if less than ``reserve`` FLOPs
+            were left.
         """
         owed = 0.0
         for step in range(steps):
@@ -277,24 +287,26 @@ class Race:
         return steps
 
     def join_control(self, size: int) -> None:
-        """Move the best candidates into copies of the control, unless the control has diverged."""
+        """Move the seeds of the best candidates into copies of the control, unless the loss of the control is
+        not finite."""
         if self.controls[0].has_diverged:
             return
         for each in _one_per_place_first(self.candidates)[:size]:
             each.runner = self._runner_of(each).joined(self.controls[0])
 
     def _runner_of(self, candidate: Candidate) -> Runner:
-        """Return the runner of a candidate; a new runner starts in the frozen network."""
+        """Return the runner (network in training) of a candidate; a new runner has the seed in the frozen
+        network."""
         if candidate.runner is None:
             graft = copy.deepcopy(candidate.graft)
             candidate.runner = Runner.candidate(self.host, candidate.site, graft, SEED_RATE, candidate.flops)
         return candidate.runner
 
     def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
-        """Return the number of control steps per candidate step.
+        """Return the number of training steps of the control per training step of a candidate.
 
-        The number is one in the first part of a race. Later the control takes as many steps as give it, over
-        the whole race, the compute of the most expensive candidate.
+        In the first heat of a race the control makes one step per candidate step. In later heats the control
+        makes more steps, so that over the whole race it uses as much compute as the most expensive candidate.
         """
         made = max(self._runner_of(each).steps for each in running)
         if self.course.in_training or not made:
@@ -303,8 +315,8 @@ class Race:
         return min(MOST_CONTROL_STEPS, (whole - self.controls[0].steps) / steps)
 
     def _measure(self, running: Sequence[Candidate], runners: Sequence[Runner]) -> None:
-        """Measure all runners, keep the best control, and drop the candidates that were not trained in the
-        part.
+        """Measure all networks of the race, keep only the best control, and drop the candidates that were not
+        trained in this heat.
         """
         for runner in runners:
             runner.measure(self.probe)
@@ -312,7 +324,8 @@ class Race:
         control = self.controls[0].losses
         assert control is not None
         self.control = None if self.controls[0].has_diverged else self.probe.paired(control, self.base)
-        # If longer training does not help, candidates are compared with the network before the race.
+        # In a diagnosis whose control does not lower the loss, candidates are compared with the network
+        # before the race.
         helped = self.control is not None and (self.control.mean < 0 or self.course.in_training)
         reference = control if helped else self.base
         for each in running:
@@ -328,7 +341,7 @@ class Race:
         return math.inf if runner.has_diverged else self.probe.mean(runner.losses)
 
     def diagnosis(self) -> Diagnosis:
-        """Return the diagnosis that follows from the measurements of the race."""
+        """Return a diagnosis from the measurements of the race."""
         rows = [each.row() for each in [*self.candidates, *self.out]]
         rows.sort(key=lambda row: (-row.steps, math.inf if row.change is None else row.change.mean))
         val_loss = self.probe.mean(self.base)
@@ -361,7 +374,7 @@ def race_of(
     limit: Limit,
     course: Course,
 ) -> Iterator[Race]:
-    """Yield a race on the data of the loaders; random states and loaders are restored on exit."""
+    """Yield a race on the data of the two loaders; random states and loaders are restored on exit."""
     device = next((tensor.device for tensor in net.parameters()), torch.device("cpu"))
     with untouched_streams(train_loader, val_loader), torch.enable_grad():
         torch.manual_seed(0)
@@ -373,7 +386,7 @@ def race_of(
 
 
 def _one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates with the best candidate of every site first."""
+    """Return the candidates in a new order: first the best candidate of every site, then all others."""
     best = {each.site.name: each for each in reversed(ordered)}
     return sorted(ordered, key=lambda each: best[each.site.name] is not each)
 

@@ -1,7 +1,9 @@
-"""Runners of a race: seeds in a frozen network, and copies of the network that train without a seed.
+"""Runners of a race, the networks that compete: seeds in a frozen network, seeds that train jointly with a
+copy of the network, and controls.
 
-All candidates share one frozen network. A control is a copy of the whole network that continues training. All
-runners are measured on the same parts of the validation data, so their differences are paired.
+Until the last heat all candidates share one frozen network. A control is a copy of the whole network that
+continues training without a seed. All networks of a race are measured on the same chunks of the validation
+data, so the differences of their losses are paired.
 """
 
 from __future__ import annotations
@@ -24,32 +26,33 @@ from esper.kasmina.contributions import evaluating
 from esper.kasmina.graft import Graft
 from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
+from esper.kasmina.transaction import uninterrupted
 from esper.leyline.errors import HostError
 
 BETAS = (0.9, 0.99)
-"""Betas of Adam in a race; second moments decay faster than by default, because a race is short."""
+"""Betas of Adam in a race; its second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
-"""Fraction of a race's part in which the learning rate rises; it falls to zero in the rest, so that weights
-settle before the measurement.
+"""Fraction of a heat in which the learning rate rises; in the rest of the heat it falls to zero, so that the
+weights settle before the measurement.
 """
 
 PEAK = "peak"
-"""Key of a parameter group's highest learning rate."""
+"""Key under which a parameter group stores its highest learning rate."""
 LEAST_PARTS = 8
-"""Smallest number of validation parts for a useful standard error."""
+"""Number of validation chunks below which a standard error would be too inaccurate."""
 
 
 @dataclass
 class Limit:
-    """Limit of a race in seconds, FLOPs, or both."""
+    """Limit of a race in seconds, in FLOPs, or in both."""
 
     seconds: float = math.inf
     flops: float = math.inf
     spent: float = 0.0
-    """FLOPs used so far."""
+    """FLOPs that the race has used so far."""
     _started: float = field(default_factory=time.monotonic)
     _pace: float = 0.0
-    """Seconds per FLOP in the last timed code."""
+    """Seconds per FLOP of the code that was timed last."""
 
     @property
     def elapsed(self) -> float:
@@ -57,14 +60,15 @@ class Limit:
 
     @property
     def left(self) -> float:
-        """FLOPs that may still be used, by the limit in seconds and the limit in FLOPs."""
+        """FLOPs that the race may still use, under its limit in seconds and its limit in FLOPs."""
         seconds = self.seconds - self.elapsed
         in_time = seconds / self._pace if self._pace and seconds < math.inf else seconds
         return min(self.flops - self.spent, in_time)
 
     @contextmanager
     def charged(self, flops: float) -> Iterator[None]:
-        """Charge FLOPs for the code inside the context, and time that code."""
+        """Charge ``flops`` to the limit of the race for the code inside the context, and measure the seconds
+        of that code."""
         began = time.monotonic()
         yield
         self.charge(flops, time.monotonic() - began)
@@ -75,7 +79,7 @@ class Limit:
 
 
 class Paired(NamedTuple):
-    """Mean difference of losses over parts of the validation data, and its standard error."""
+    """Mean difference of two losses over chunks of the validation data, and its standard error."""
 
     mean: float
     error: float
@@ -83,24 +87,24 @@ class Paired(NamedTuple):
 
 @dataclass
 class Probe:
-    """Parts of the validation data on which networks are compared."""
+    """Chunks of the validation data on which networks are compared."""
 
     parts: list[Any]
     loss: Loss
 
     @classmethod
     def of(cls, batches: Sequence[Any], loss: Loss, parts: int) -> Probe:
-        """Split the batches into about ``parts`` parts."""
+        """Split validation batches into about ``parts`` chunks."""
         each = math.ceil(parts / len(batches))
         return cls([part for batch in batches for part in parts_of(batch, each)], loss)
 
     def losses(self, net: nn.Module) -> Tensor:
-        """Return the loss of every validation part in evaluation mode, shape ``[part]``."""
+        """Return the loss of ``net`` on every validation chunk, shape ``[chunk]``, in evaluation mode."""
         with evaluating(net), torch.no_grad():
             return torch.stack([loss_of(net, part, self.loss).double() for part in self.parts]).cpu()
 
     def shorten(self, samples: float) -> None:
-        """Drop validation parts until about ``samples`` samples are left."""
+        """Drop validation chunks until about ``samples`` samples are left."""
         fits = min(samples / size_of(self.parts[0]), len(self.parts))
         self.parts = self.parts[: max(LEAST_PARTS, int(fits))]
 
@@ -110,7 +114,7 @@ class Probe:
 
     @property
     def weights(self) -> Tensor:
-        """Fraction of all samples in each validation part."""
+        """Number of samples in each chunk, divided by the number of samples in all chunks."""
         sizes = torch.tensor([size_of(part) for part in self.parts], dtype=torch.float64)
         return sizes / sizes.sum()
 
@@ -118,7 +122,8 @@ class Probe:
         return float((self.weights * losses).sum())
 
     def paired(self, losses: Tensor, reference: Tensor) -> Paired:
-        """Return the mean of ``losses − reference`` over parts, weighted by the number of samples."""
+        """Return the mean of ``losses − reference`` over validation chunks, weighted by their number of
+        samples."""
         difference, count = losses - reference, len(losses)
         mean = self.mean(difference)
         if count < 2:
@@ -129,7 +134,7 @@ class Probe:
 
 @contextmanager
 def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
-    """Add a seed to the forward pass of ``net`` inside the context."""
+    """Add a seed to the forward pass of ``net`` for the duration of the context."""
 
     def grow(_module: nn.Module, _args: Any, output: Any) -> Any:
         return site.output.replaced(output, graft(site.output.features(output)))
@@ -143,7 +148,8 @@ def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
 
 @dataclass
 class Runner:
-    """Network in a race with its optimisers; there is no optimiser if no parameter is trainable."""
+    """Network that takes part in a race, with its optimisers; the list of optimisers is empty if no parameter
+    is trainable."""
 
     net: nn.Module
     optimisers: list[Optimizer]
@@ -153,24 +159,24 @@ class Runner:
     """FLOPs of the seed's forward pass for one sample."""
     steps: int = 0
     losses: Tensor | None = None
-    """Losses of the last measurement, one per validation part."""
+    """Validation losses of the last measurement, one per chunk."""
 
     @classmethod
     def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_flops: int = 0) -> Runner:
-        """Return a runner for a seed in the frozen host that all candidates share."""
+        """Return a runner of a race that trains a seed in the frozen host, which all candidates share."""
         return cls(host, [_adam(graft, rate)], site, graft, seed_flops)
 
     @classmethod
     def control(cls, net: nn.Module, rate: float) -> Runner:
-        """Return a runner for a copy of ``net`` whose trainable parameters are trained by Adam."""
+        """Return a control of a race: a copy of ``net`` whose trainable parameters are trained by Adam."""
         twin = copy.deepcopy(net).train()
         learns = any(p.requires_grad for p in twin.parameters())
         return cls(twin, [_adam(twin, rate)] if learns else [])
 
     @classmethod
     def continued(cls, net: nn.Module, optimizer: Optimizer) -> Runner:
-        """Return a runner for a copy of ``net`` and of its optimiser, at the schedule's initial learning
-        rates.
+        """Return a control of a race: copies of ``net`` and ``optimizer``; the copied optimiser has the
+        initial learning rates of its schedule.
         """
         check_optimizer(optimizer)
         own = {id(p) for p in net.parameters()}
@@ -182,18 +188,17 @@ class Runner:
         return cls(twin.train(), [optimiser])
 
     def joined(self, control: Runner) -> Runner:
-        """Return a runner for this seed in a copy of ``control``, in which seed and network continue to
-        learn.
-        """
+        """Return a runner of a race that trains the seed of this runner jointly with a copy of the network of
+        ``control``."""
         net, theirs = _copied(control.net, control.optimisers)
         graft, own = _copied(self.graft, self.optimisers)
         return Runner(net, [*own, *theirs], self.site, graft, self.seed_flops, self.steps)
 
     def step_flops(self, host: float, *, is_frozen: bool) -> float:
-        """Return the FLOPs of training on one sample from the FLOPs of the host's forward pass.
+        """Return the FLOPs of a training step per sample; ``host`` is the FLOPs of the host's forward pass.
 
-        A backward pass costs two forward passes; through a frozen host it costs one, because no gradients of
-        weights are computed.
+        A backward pass costs twice as much as a forward pass; through a frozen host it costs as much as a
+        forward pass, because no gradients of weights are computed.
         """
         return (2 if is_frozen else 3) * host + 3 * self.seed_flops
 
@@ -203,14 +208,15 @@ class Runner:
 
     @contextmanager
     def in_forward(self) -> Iterator[nn.Module]:
-        """Yield the network with this runner's seed in it."""
+        """Yield the network of this race runner with the runner's seed in its forward pass."""
         with ExitStack() as stack:
             if self.site is not None and self.graft is not None:
                 stack.enter_context(grafted(self.net, self.site, self.graft))
             yield self.net
 
     def step(self, batch: Any, loss: Loss, share: float) -> None:
-        """Train on a minibatch at ``share`` of the learning rates; a non-finite loss changes no weight."""
+        """Train on a minibatch at the fraction ``share`` of the highest learning rates; a non-finite loss
+        changes no weight."""
         if not self.optimisers:
             return
         for optimiser in self.optimisers:
@@ -227,7 +233,7 @@ class Runner:
         self.steps += 1
 
     def measure(self, probe: Probe) -> None:
-        """Store the losses of this runner on the validation parts."""
+        """Store the losses of this race runner on all validation chunks."""
         with self.in_forward() as net, nullcontext() if self.graft is None else evaluating(self.graft):
             self.losses = probe.losses(net)
 
@@ -244,7 +250,7 @@ def _copied(module: Any, optimiser: Any) -> Any:
 
 
 def frozen(net: nn.Module) -> nn.Module:
-    """Return a frozen copy of ``net`` with active dropout and fixed BatchNorm statistics."""
+    """Return a copy of ``net`` with frozen parameters, active dropout and fixed BatchNorm statistics."""
     host = copy.deepcopy(net).train().requires_grad_(False)
     for module in host.modules():
         if isinstance(module, _BatchNorm):
@@ -253,20 +259,23 @@ def frozen(net: nn.Module) -> nn.Module:
 
 
 def share_of_rate(step: int, steps: int) -> float:
-    """Return the factor of the learning rate at a step of a part: it rises linearly, then falls to zero."""
+    """Return the factor of the learning rate at a step of a heat; the factor rises linearly, then falls to
+    zero."""
     up = max(1.0, WARM_UP * steps)
     return min((step + 1) / up, (steps - step) / max(1.0, steps - up + 1))
 
 
 def adopt(control: Runner, net: nn.Module, optimizer: Optimizer) -> None:
-    """Load the weights of a control into ``net``; the control's batches are charged to the training."""
+    """Load weights and optimiser state of a control into ``net`` and ``optimizer``, unless the control has
+    diverged."""
     if control.has_diverged:
         return
-    net.load_state_dict(control.net.state_dict())
     [theirs] = control.optimisers
-    for own, other in zip(_parameters(optimizer), _parameters(theirs), strict=True):
-        if other in theirs.state:
-            optimizer.state[own] = theirs.state[other]
+    pairs = zip(_parameters(optimizer), _parameters(theirs), strict=True)
+    state = {own: theirs.state[other] for own, other in pairs if other in theirs.state}
+    with uninterrupted():
+        net.load_state_dict(control.net.state_dict())
+        optimizer.state.update(state)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

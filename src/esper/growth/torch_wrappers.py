@@ -1,4 +1,5 @@
-"""Wrappers and copies of a user's network that must have its seeds too: DDP, averages, compiled code."""
+"""Wrappers and copies of a user's network, which must also receive its seeds: DDP, weight averages, compiled
+code."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def unwrapped(net: Any) -> nn.Module:
     """Return the user's own module inside ``torch.compile`` and ``DistributedDataParallel``.
 
     Raises:
-        HostError: The argument is not a module, or is a wrapper that cannot take new parameters.
+        HostError: The argument is not a module, or is a wrapper that cannot accept new parameters.
     """
     if not isinstance(net, nn.Module):
         raise HostError(f"net is {type(net).__name__}; pass the torch.nn.Module that is trained")
@@ -64,7 +65,8 @@ def recompile_limits_hit() -> int:
 
 
 class FollowedCopies:
-    """Copies of the network, such as averages; a seed of the network is planted and removed in them too."""
+    """Copies of the network, such as weight averages, that receive and lose every seed together with the
+    network."""
 
     def __init__(self, network: MorphogeneticModel) -> None:
         self._network = network
@@ -99,26 +101,28 @@ class FollowedCopies:
         return slots_of(module)[self._network.sites[index].path]
 
     def seed_planted(self, slot: int, graft: Graft) -> None:
-        """Plant a copy of the seed in every copy of the network."""
+        """Plant a copy of the new seed in every copy of the network."""
         for module in self.modules:
             self._slot_in(module, slot).hold(copy.deepcopy(graft))
         self._keep_padded()
 
     def seed_removed(self, slot: int, _graft: Graft) -> None:
-        """Remove the seed from every copy of the network."""
+        """Remove the seed of ``slot`` from every copy of the network."""
         for module in self.modules:
             self._slot_in(module, slot).remove()
         self._keep_padded()
 
     def sync(self) -> None:
-        """Let each seed of a copy take part in the forward pass like the network's seed in the same slot."""
+        """Make every seed of a copy active or inactive in the forward pass, like the network's seed in the
+        same slot."""
         for module in self.modules:
             for index, slot in enumerate(self._network.slots):
                 if slot.graft is not None:
                     self._slot_in(module, index).take_part(slot.graft.participation)
 
     def _keep_padded(self) -> None:
-        """Disable nested tensors in a ``TransformerEncoder`` with seeds; seeds take padded tensors."""
+        """Disable nested tensors in a ``TransformerEncoder`` with seeds, because seeds need padded
+        tensors."""
         for module in (m for net in (self._network.host, *self.modules) for m in net.modules()):
             if isinstance(module, nn.TransformerEncoder):
                 seeds = any(slot.graft is not None for slot in slots_of(module.layers).values())
@@ -131,7 +135,8 @@ class FollowedCopies:
 
 
 def _same_parameters(module: nn.Module, net: nn.Module) -> bool:
-    """Return whether two networks have one class and equal parameter shapes, apart from seeds of ``net``."""
+    """Return whether two networks have the same class and equal parameter shapes; seeds of ``net`` are
+    ignored."""
     own = {name: p.shape for name, p in net.named_parameters() if RESERVED not in name.split(".")}
     return type(module) is type(net) and own == {name: p.shape for name, p in module.named_parameters()}
 
@@ -140,7 +145,8 @@ def _guard_averages() -> None:
     """Make ``AveragedModel`` refuse a network with seeds if the average has no seeds.
 
     ``AveragedModel.update_parameters`` pairs parameters by position, and would silently average a seed's
-    parameters with those of another layer. torch has no hook for averaging, so the method is wrapped, once.
+    parameters with those of another layer. torch has no hook for averaging, so ``update_parameters`` is
+    wrapped, once.
     """
     update = AveragedModel.update_parameters
     if hasattr(update, "__wrapped__"):
@@ -165,12 +171,14 @@ def _guard_averages() -> None:
 
 
 class ProcessGroup:
-    """Seeds under ``DistributedDataParallel``: equal initial weights, and gradients averaged after backward.
+    """Synchronises seeds under ``DistributedDataParallel``: equal initial weights in all processes, and
+    gradients averaged after backward.
 
-    ``DistributedDataParallel`` averages only the parameters it was constructed with. Gradients of seeds are
-    averaged at the end of backward and not in a step pre-hook, because gradient clipping and a scaler's check
-    for infinities run before the step. Gradient accumulation needs no extra code: averaging an accumulated
-    gradient again leaves the part that was averaged before unchanged."""
+    ``DistributedDataParallel`` averages only the gradients of parameters that existed when it was
+    constructed. Gradients of seeds are averaged at the end of backward and not in a step pre-hook, because
+    gradient clipping and a scaler's check for infinities run before the step. Gradient accumulation needs no
+    extra code: averaging an accumulated gradient again leaves the contribution of earlier batches
+    unchanged."""
 
     def __init__(self, passed: nn.Module) -> None:
         net = unwrapped(passed)
@@ -191,6 +199,11 @@ class ProcessGroup:
             self.is_active = True
             self.close()
 
+    @property
+    def hooks(self) -> list[Any]:
+        """Hooks of all parameters whose gradients are averaged, one dict per parameter."""
+        return [parameter._post_accumulate_grad_hooks for parameter in self._hooked]
+
     def close(self) -> None:
         """Stop looking for a ``DistributedDataParallel`` wrapper."""
         if self._watch is not None:
@@ -198,7 +211,7 @@ class ProcessGroup:
             self._watch = None
 
     def agreed(self, value: Any) -> Any:
-        """Return the value of process 0 in every process."""
+        """Return, in every process, the ``value`` that process 0 passed."""
         if not self.is_active:
             return value
         holder = [value]
@@ -206,7 +219,7 @@ class ProcessGroup:
         return holder[0]
 
     def seed_planted(self, _slot: int, graft: Graft) -> None:
-        """Copy the seed's weights from process 0; average its gradients after every backward pass."""
+        """Copy the new seed's weights from process 0, and average its gradients after every backward pass."""
         if self.is_active:
             for tensor in (*graft.parameters(), *graft.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
@@ -214,7 +227,7 @@ class ProcessGroup:
                 self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._queue)
 
     def seed_removed(self, _slot: int, graft: Graft) -> None:
-        """Stop averaging the seed's gradients."""
+        """Stop averaging the gradients of the removed seed."""
         for parameter in graft.parameters():
             if handle := self._hooked.pop(parameter, None):
                 handle.remove()

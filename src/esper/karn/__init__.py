@@ -1,1 +1,1 @@
-"""Readers of telemetry: SQL, questions, figures, report, terminal view and page."""
+"""Readers of telemetry: SQL queries, charts, report, terminal view and web page of a run."""

@@ -1,4 +1,4 @@
-"""List of all figures of a run, in display order."""
+"""List of all charts of a run, in display order."""
 
 from functools import partial
 from typing import Final
@@ -31,7 +31,7 @@ FIGURES: Final[tuple[Figure, ...]] = (
 
 
 def figure_named(key: str) -> Figure:
-    """Return a figure by key; raises ``UnknownNameError``."""
+    """Return the chart with the given key; raises ``UnknownNameError`` for an unknown key."""
     for figure in FIGURES:
         if figure.key == key:
             return figure

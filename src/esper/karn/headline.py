@@ -1,4 +1,4 @@
-"""Headline of a run: a few sentences and key figures, derived from its result."""
+"""Conclusion of a run: headline, a few sentences and key numbers, derived from its final scores and costs."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from esper.leyline.rows import UpdateRow
 
 
 class Fact(NamedTuple):
-    """Key figure of a run with its name and a comparison, such as with the twin."""
+    """Key number of a run as text, with its name and a note, such as the score of the twin without growth."""
 
     name: str
     value: str
@@ -22,7 +22,7 @@ class Fact(NamedTuple):
 
 
 class Conclusion(NamedTuple):
-    """Headline, further sentences and key figures of a run."""
+    """Headline, further sentences and key numbers of a run."""
 
     headline: str
     sentences: list[str]
@@ -30,7 +30,7 @@ class Conclusion(NamedTuple):
 
 
 def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
-    """Return headline, sentences and key figures of a run, compared with other runs if any are given."""
+    """Return headline, sentences and key numbers of a run, compared with other runs if any are given."""
     rows = run_result.final_rows(run)
     episodes = run_result.result(run, rows)
     evaluation = run_result.best_evaluation(run) if run.is_training else None
@@ -57,7 +57,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
 
 
 def how_far_text(run: Run) -> str:
-    """Return a sentence on the progress of the run."""
+    """Return a sentence on the progress of a run, such as "Finished after epoch 20 of 20." """
     found = progress(run)
     if not found.done:
         none = {"running": f"Still running: no {found.unit} is done yet."}
@@ -68,7 +68,9 @@ def how_far_text(run: Run) -> str:
 
 
 def _unfinished(run: Run) -> str:
-    """Return the headline of a run without a result."""
+    """Return the headline of a run that has no final scores: no episode finished, or all episodes of a policy
+    training's last iteration broke down.
+    """
     if run.is_training:
         if run_result.broken_episodes(run):
             return f"Every episode of iteration {progress(run).done} broke down, so there is no result."
@@ -88,7 +90,9 @@ def _unfinished(run: Run) -> str:
 
 
 def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: int) -> str:
-    """Return sentences on a training's best evaluation, and on its last iteration compared with the twins."""
+    """Return the headline of a policy training: its best evaluation, and the scores of its last iteration
+    compared with the twins (hosts without growth).
+    """
     last = _iteration_text(number, episodes)
     if evaluation is None:
         return f"The {last}"
@@ -98,7 +102,9 @@ def _trained_headline(evaluation: UpdateRow | None, episodes: Result, number: in
 
 
 def _contrast_sentences(run: Run, number: int) -> list[str]:
-    """Return sentences on the first iteration, and on episodes of the last iteration that broke down."""
+    """Return sentences on the first iteration of a policy training, and on the episodes that broke down in
+    its last iteration.
+    """
     sentences = []
     first = run_result.result(run, run_result.episodes_of_iteration(run, 1)) if number > 1 else None
     if first is not None:
@@ -111,8 +117,8 @@ def _contrast_sentences(run: Run, number: int) -> list[str]:
 
 
 def _iteration_text(number: int, episodes: Result) -> str:
-    """Return the comparison of an iteration's episodes with their twins, as a sentence without its first
-    word.
+    """Return a sentence that compares the scores of an iteration with those of the twins (hosts without
+    growth); the caller adds "The" or "the" at its start.
     """
     return (
         f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
@@ -127,7 +133,9 @@ def _reached(episodes: Result) -> str:
 
 
 def _against_twins(episodes: Result) -> str:
-    """Return the end of a sentence that states the lead of the score over the twins."""
+    """Return the comparison of scores with those of the twins (hosts without growth), as the end of a
+    sentence.
+    """
     if episodes.lead is None:
         return "; no twin is known to compare with."
     twins = "their twins" if episodes.episodes > 1 else "its twin"
@@ -135,7 +143,7 @@ def _against_twins(episodes: Result) -> str:
 
 
 def comparison_text(found: Comparison) -> str:
-    """Return a sentence on the result relative to another run."""
+    """Return a sentence that compares the scores of a run with those of another run."""
     name = found.run.row.name
     if found.result is None:
         return f"Against {name}: it has no finished episode. {how_far_text(found.run)}"
@@ -185,7 +193,7 @@ def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], p
 
 
 def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int], str]) -> Fact:
-    """Return the size of the grown network as a multiple of the host, as text."""
+    """Return a key number: the size of the grown network as a multiple of the host's size."""
     change = f"{text(round(host.mean))} → {text(round(grown.mean))}"
     return Fact(name, notation.factor(grown.mean, host.mean), change)
 
@@ -194,7 +202,7 @@ def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int
 
 
 def over(lead: float, spread: float | None = None) -> str:
-    """Return a difference in words, such as "1.2 points above"."""
+    """Return a difference of scores in words, such as "1.2 points above"."""
     size = notation.points(abs(lead)) + ("" if spread is None else f" ± {notation.points(spread)}")
     if float(notation.points(lead)) == 0:
         return f"{size} points from" if spread is not None else "level with"

@@ -1,7 +1,7 @@
-"""Log lines of a run, for log files and pipes.
+"""Log lines on the progress of a run, for log files and pipes.
 
-A run logs a line per epoch, per logged stage change, per episode and per alert. A training logs a line per
-iteration and per alert.
+A run without policy training logs a line per epoch, per logged stage change, per episode and per alert. A
+policy training logs a line per iteration and per alert.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,20 +19,24 @@ from esper.leyline.columns import TABLE_OF
 LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """Lifecycle stages whose start is logged."""
 Stamp = tuple[str, float]
-"""Table and time of a row, which identify the row. A resumed training rewrites iterations with new times."""
+"""Stamp: table and time of a telemetry row, which together identify the row. A resumed training writes the
+rows of repeated iterations with new times.
+"""
 
 
 # --- entries ----------------------------------------------------------------------------------------
 
 
 class LogEntry(NamedTuple):
-    """Row to log, with the values from other tables that its log line shows."""
+    """Telemetry row for which a log line is written, and values from other tables for the same log line."""
 
     row: Row
     stages: tuple[Stage, ...] = ()
-    """Stages of all slots at the end of an epoch."""
+    """Stages of all slots at the end of an epoch; empty for rows that are not about an epoch."""
     twin_score: float | None = None
-    """Mean twin score of an iteration over the episodes that reached the horizon; None if unknown."""
+    """Mean score of the twins (hosts without growth) of an iteration, over the episodes that reached the
+    horizon; None if unknown.
+    """
 
     @property
     def stamp(self) -> Stamp:
@@ -40,14 +44,16 @@ class LogEntry(NamedTuple):
 
 
 def stamps(run: Run) -> set[Stamp]:
-    """Return the stamps (table and time) of all rows that are logged."""
+    """Return the stamps (table and time) of all telemetry rows that are logged."""
     tables = (TABLE_OF[kind] for kind in _logged_types(run))
     union = " UNION ALL ".join(f"SELECT '{table}' AS name, t FROM {table}" for table in tables)
-    return set(run.sql(union).fetchall())
+    return set(run.fetch(union))
 
 
 def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
-    """Return the log entries of all rows whose stamps are not in ``seen``, in order of time."""
+    """Return the log entries of all telemetry rows whose stamps (table and time) are not in ``seen``, in
+    order of time.
+    """
     fresh = stamps(run).difference(seen)
     rows = [row for kind in _logged_types(run) for row in _fresh_rows(run, kind, fresh)]
     rows.sort(key=lambda row: row.t)
@@ -84,7 +90,9 @@ def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, 
 
 
 def first_lines(run: RunRow) -> list[str]:
-    """Return the first log lines: the run, the stage letters, the kernels; empty for a training."""
+    """Return the first log lines of a run: its settings, and the letter that stands for each stage; empty for
+    a policy training.
+    """
     if run.iterations is not None:
         return []
     letters = ", ".join(
@@ -101,8 +109,8 @@ def first_lines(run: RunRow) -> list[str]:
 
 
 def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> str | None:
-    """Return the log line of an entry; None if it is not logged. Lines of iterations show
-    ``seconds_left``.
+    """Return the log line of an entry; None for a stage change that is not logged. Log lines of iterations
+    show ``seconds_left``, the estimated time to the end of the run.
     """
     match entry.row:
         case AlertRow() as row:
@@ -119,7 +127,9 @@ def line_of(entry: LogEntry, run: RunRow, seconds_left: float | None = None) -> 
 
 
 def describe(row: TransitionRow, run: RunRow) -> str:
-    """Describe a stage change: slot, blueprint, stage, cause, and the reason unless it equals the stage."""
+    """Describe a stage change: slot, blueprint, stage, cause, and the reason unless it equals the name of the
+    stage.
+    """
     verb = Stage(row.to_stage).name.lower()
     text = f"{run.slots[row.slot]} {run.blueprints[row.blueprint]} {verb}"
     if row.cause in ("governor", "user"):
@@ -197,5 +207,5 @@ def _end_line(row: EpisodeRow, metric: Metric) -> str:
 
 
 def _prefix(row: EnvRow) -> str:
-    """Return the episode number as text; empty for the first episode."""
+    """Return the episode number as the start of a log line; empty for the first episode."""
     return f"episode {row.episode}  " if row.episode else ""

@@ -1,7 +1,8 @@
-"""Narrative of one episode: a sentence per seed, per other decision, per alert and for the end.
+"""Narrative of one episode: a sentence per seed, per other decision and per alert, and one for the end of the
+episode.
 
-The note of a seed describes the seed from germination to its end, and is listed at the epoch of germination.
-Report, page and terminal show the same notes.
+The note (sentence) about a seed describes it from germination to its end, and is listed at the epoch of
+germination. Report, web page and terminal show the same notes of an episode.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,9 +20,9 @@ from esper.leyline import rows as events
 R = TypeVar("R", bound=Row)
 
 _ROW_TYPES: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
-"""Row types that the narrative is made from."""
+"""Row types from which the narrative of an episode is made."""
 _FATES: Final[Mapping[str, LifecycleOp]] = {"fossilized": LifecycleOp.FOSSILIZE, "pruned": LifecycleOp.PRUNE}
-"""Op of a decision that causes each fate of a seed directly."""
+"""Op by which a controller fossilizes or prunes a seed; the keys are the fates "fossilized" and "pruned"."""
 
 
 class Note(NamedTuple):
@@ -30,23 +31,23 @@ class Note(NamedTuple):
     epoch: int
     text: str
     stage: Stage | None
-    """Final stage of the seed that the note describes; None if the note is not about one seed."""
+    """Final stage of the seed that a note (sentence) describes; None if the note is not about one seed."""
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}: {self.text}"
 
 
 def narrative_of(run: Run, episode: EpisodeKey) -> list[Note]:
-    """Return the notes of one episode of a run."""
+    """Return the notes (sentences) about one episode of a run."""
     return narrate(run.row, [row for kind in _ROW_TYPES for row in run.rows(kind, THIS_EPISODE, episode)])
 
 
 def narrate(run: RunRow, rows: Iterable[Row]) -> list[Note]:
-    """Return the notes of one episode in order of epochs.
+    """Return the notes (sentences) about one episode in order of epochs.
 
     Args:
-        run: Run row with the names behind the indices.
-        rows: Rows of one episode, of any tables.
+        run: Run row, which lists the names of slots, blueprints, ops and heads.
+        rows: Rows of one episode, from any telemetry tables.
     """
     kept = list(rows)
     last = max(
@@ -74,8 +75,8 @@ def _of(rows: Sequence[Row], kind: type[R]) -> list[R]:
 
 
 def _decisions_of(seed: SeedHistory, decisions: Sequence[DecisionRow], run: RunRow) -> list[DecisionRow]:
-    """Return the decisions that the note of a seed describes: its germination, and its end if it was
-    decided.
+    """Return the decisions that the note about a seed describes: its germination, and its fossilization or
+    prune if the controller decided it.
     """
     covered = [(seed.germinated_at, LifecycleOp.GERMINATE)]
     if seed.fate in _FATES and seed.cause == "policy":
@@ -130,8 +131,8 @@ def _decision_note(row: DecisionRow, seeds: Sequence[SeedHistory], run: RunRow) 
 
 
 def policy_output(row: DecisionRow, run: RunRow) -> str:
-    """Return the probabilities of the chosen op and of the best alternative as text; empty without a
-    policy.
+    """Return the probabilities of the chosen op and of the best alternative as text; empty if no policy made
+    the decision.
     """
     if row.op_probs is None:
         return ""
@@ -148,7 +149,7 @@ def policy_output(row: DecisionRow, run: RunRow) -> str:
 
 
 def _alert_text(row: AlertRow) -> str:
-    """Return the rule, value, limit and hint of an alert."""
+    """Return the rule, value, limit and hint of an alert as text."""
     if row.value is None and row.limit is None:
         return f"{row.rule}; {row.hint}"
     value, limit = notation.significant(row.value), notation.significant(row.limit)

@@ -15,18 +15,18 @@ _FLOP_UNITS: Final = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLO
 
 
 def points(value: float | None, decimals: int = 1) -> str:
-    """Format a score or a loss."""
+    """Format a score or a loss with a fixed number of decimals."""
     return UNKNOWN if value is None else f"{value:.{decimals}f}"
 
 
 def gain(value: float | None, decimals: int = 1) -> str:
-    """Format a difference, always with its sign."""
-    # Adding 0.0 turns -0.0 into 0.0.
+    """Format a difference with a fixed number of decimals, always with its sign."""
+    # Adding 0.0 turns the number -0.0 into 0.0.
     return UNKNOWN if value is None else f"{round(value, decimals) + 0.0:+.{decimals}f}"
 
 
 def difference(value: float | None, reference: float | None) -> float | None:
-    """Return ``value - reference``, or None if either is None."""
+    """Return ``value - reference``, or None if one of them is None."""
     return None if value is None or reference is None else value - reference
 
 
@@ -57,7 +57,7 @@ def duration(milliseconds: float | None) -> str:
 
 
 def factor(value: float | None, reference: float | None) -> str:
-    """Format ``value / reference`` as a factor; unknown if the reference is None or 0."""
+    """Format ``value / reference`` as a factor, such as "×1.50"; "–" if the reference is None or 0."""
     if value is None or not reference:
         return UNKNOWN
     ratio = value / reference
@@ -69,7 +69,7 @@ def flop(value: float | None) -> str:
     if value is None:
         return UNKNOWN
     scaled, unit = value, 0
-    # From 999.5 on, a value would be rounded to 1000 in the smaller unit.
+    # From 999.5 on, a number of FLOPs would be rounded to 1000 in its unit, so the next larger unit is used.
     while scaled >= 999.5 and unit < len(_FLOP_UNITS) - 1:
         scaled, unit = scaled / 1000, unit + 1
     decimals = 0 if unit == 0 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
@@ -85,20 +85,27 @@ def clock(seconds: float | None) -> str:
 
 
 def written(value: object) -> str:
-    """Format a value as JSON, but a string without quotes."""
+    """Format a value as JSON; a string is returned without quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def cell(value: object) -> str:
-    """Format one value of a SQL answer."""
+    """Format one value of the result of a SQL query."""
     if value is None:
         return UNKNOWN
     return f"{value:.6g}" if isinstance(value, float) else written(value)
 
 
+def aligned(lines: Sequence[Sequence[str]], left: int) -> str:
+    """Return a text table; its first ``left`` columns are aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    formats = [f"{{:{'<' if i < left else '>'}{width}}}" for i, width in enumerate(widths)]
+    return "\n".join("  ".join(formats).format(*line).rstrip() for line in lines)
+
+
 def condense(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """Reduce a series to at most ``columns`` means of neighbouring values; None where all neighbours are
-    None.
+    """Shorten a series to at most ``columns`` values, each the mean of neighbouring values. The mean leaves
+    out values of None, and is None if there are no others.
     """
     if len(values) <= columns:
         return list(values)
@@ -111,7 +118,7 @@ def trend(
 ) -> str:
     """Draw a series as at most ``columns`` block characters; unknown values are blanks.
 
-    The block characters span the range of the series unless ``low`` or ``high`` is given.
+    The block characters span the range of the series unless ``low`` or ``high`` limits the range.
     """
     shown = condense(values, columns)
     own_low, own_high = shared_scale(shown)

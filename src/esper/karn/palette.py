@@ -1,7 +1,7 @@
-"""Glyph, letter and colour of stages and severities, for terminal, figures and pages.
+"""Glyph, letter and colour of stages and severities, for terminal, charts and pages.
 
-Colours are from the colour-blind safe set of Okabe and Ito. Glyphs carry the same information without colour.
-Colours and glyphs are stronger for stages in which a seed is closer to being a permanent part of the network.
+Colours are from the colour-blind safe set of Okabe and Ito. Glyphs distinguish stages and severities also
+without colour. The closer a stage is to FOSSILIZED, the more conspicuous are its colour and glyph.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from esper.leyline.stages import Stage
 
 
 class Look(NamedTuple):
-    """Appearance of a stage or severity."""
+    """Appearance of a stage or severity: glyph, letter and colour."""
 
     glyph: str
     """Glyph of the stage or severity, one terminal column wide."""
     letter: str
-    """Letter that replaces the glyph in plain log lines."""
+    """Letter that represents the stage or severity in plain log lines, instead of the glyph."""
     colour: str
-    """Colour as ``#rrggbb``."""
+    """Colour of the stage or severity as ``#rrggbb``."""
 
 
 LOOKS: Final[Mapping[Stage, Look]] = {
@@ -36,16 +36,16 @@ LOOKS: Final[Mapping[Stage, Look]] = {
 
 
 class OpLook(NamedTuple):
-    """Appearance of an op."""
+    """Appearance of an op (kind of action) in charts and texts."""
 
     stage: Stage
-    """Stage that the op leads to; the op has the glyph and colour of the stage, and WAIT those of an empty
-    slot.
+    """Stage that the op leads to; the op is shown with the glyph and colour of this stage. The op WAIT is
+    shown like an empty slot.
     """
     label: str
-    """Short name of the op for the terminal."""
+    """Short name of the op for the terminal screen."""
     deed: str
-    """Predicate of a sentence that tells what the op did with a seed."""
+    """End of a sentence about the seed on which the op acted, such as "was fossilized"."""
 
 
 OPS: Final[Mapping[str, OpLook]] = {
@@ -73,7 +73,7 @@ INKS: Final = {
 }
 """Background and foreground colours of the light and the dark theme.
 
-Contrast with the background is 3:1 for lines that carry information, 4.5:1 for text, and lower for the grid.
+Contrast with the background is 3:1 for lines of data, 4.5:1 for text, and lower for grid lines.
 """
 
 
@@ -85,7 +85,7 @@ def stage_variable(stage: Stage) -> str:
 def css_variables() -> str:
     """Return the palette as CSS variables for the light and the dark theme.
 
-    The theme follows the reader's system unless the root element has ``data-theme="light"`` or ``"dark"``.
+    The theme is that of the reader's system unless the root element has ``data-theme="light"`` or ``"dark"``.
     """
     fixed = "".join(f"{stage_variable(stage)}:{look.colour};" for stage, look in LOOKS.items())
     fixed += "".join(f"--{severity}:{look.colour};" for severity, look in SEVERITIES.items())

@@ -1,6 +1,9 @@
 """Report of a run as one self-contained HTML file."""
 
 from collections.abc import Sequence
+from typing import Final
+
+from markupsafe import Markup
 
 from esper.karn.headline import conclude
 from esper.karn.page import sections
@@ -9,14 +12,17 @@ from esper.karn.page.sections import KEYS, ORIGIN, Group, Section, run_section, 
 from esper.karn.run import Run
 from esper.karn.run_result import compare
 
+GENERATOR: Final = '<meta name="generator" content="esper report">'
+"""Element of the page by which ``esper report`` recognises a report that it may replace."""
+
 
 def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
-    """Render the report.
+    """Render the report of a run as HTML.
 
     Args:
         run: Run to report.
         against: Runs to compare the reported run with.
-        reproduction: Shell command that repeats the run; None if there is none.
+        reproduction: Shell command that repeats the run; None if no command started the run.
     """
     conclusion = conclude(run, [compare(run, other) for other in against])
     bodies = {"conclusion": section("conclusion", "conclusion", conclusion)}
@@ -27,6 +33,7 @@ def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | Non
     origin |= {key: run_section(run, key) for key in ORIGIN}
     return render_page(
         "run.html",
+        generator=Markup(GENERATOR),
         title=f"{run.row.name}: {run.row.task}, {run.row.controller}",
         served=False,
         path=run.path,

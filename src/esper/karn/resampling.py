@@ -1,9 +1,9 @@
 """Regret and score statistics of the arms of a study, with bootstrap intervals (Efron 1979).
 
-The losses of an arm are an array ``[training, rng seed, mark]``, with one training unless a policy was
-trained several times. Each bootstrap draw resamples rng seeds with replacement, the same seeds for every arm
-so that arms stay paired, and resamples trainings in the same way. The maximum regret over compute marks is
-recomputed in every bootstrap draw.
+The losses of an arm have the shape ``[training, rng seed, mark]``; only an arm with a trained policy can have
+several trainings. Each bootstrap draw resamples rng seeds with replacement. All arms use the same draws of
+rng seeds, so arms stay paired. Trainings of policies are resampled in the same way. The largest regret over
+compute marks is recomputed in every bootstrap draw.
 """
 
 import math
@@ -20,7 +20,9 @@ DRAWS: Final = 10_000
 
 
 class Interval(NamedTuple):
-    """A statistic and the middle 95 % of its bootstrap draws; ``low`` and ``high`` are NaN without draws."""
+    """A statistic and the middle 95 % of its bootstrap draws; ``low`` and ``high`` are NaN if the statistic
+    is of a single value.
+    """
 
     value: float
     low: float
@@ -28,21 +30,22 @@ class Interval(NamedTuple):
 
 
 def excess(losses: FloatArray, reference: FloatArray) -> FloatArray:
-    """Return relative excess losses (loss − reference) / reference of shape ``[training, rng seed, mark]``;
-    the reference has shape ``[rng seed, mark]``.
+    """Return relative excess losses, (loss − reference) / reference, with shape ``[training, rng seed,
+    mark]``. The reference, such as the loss of the best static size (a host that never grows), has shape
+    ``[rng seed, mark]``.
     """
     return (losses - reference) / reference
 
 
 def regret(above: FloatArray) -> FloatArray:
-    """Return the regret ``[mark]``: the mean of ``excess`` over trainings and rng seeds, which may be
-    negative.
+    """Return the regret ``[mark]``: the mean of relative excess losses over trainings and rng seeds, which
+    may be negative.
     """
     return above.mean(axis=(0, 1))
 
 
 def merit(above: FloatArray) -> float:
-    """Return the largest regret over the compute marks."""
+    """Return the largest regret over the compute marks of an arm."""
     return float(regret(above).max())
 
 
@@ -67,7 +70,9 @@ def merit_interval(above: FloatArray) -> Interval:
 
 
 def merit_ratio(above: FloatArray, other: FloatArray) -> Interval:
-    """Return the ratio of two arms' largest regrets with its interval; infinite if the denominator is ≤ 0."""
+    """Return the ratio of two arms' largest regrets with its bootstrap interval; infinite if the denominator
+    is ≤ 0.
+    """
     drawn = [
         _quotient(*pair) for pair in zip(*(draws_of(a).max(axis=1) for a in (above, other)), strict=True)
     ]
@@ -87,8 +92,8 @@ def _interval(value: float, drawn: FloatArray, shape: tuple[int, ...]) -> Interv
 
 
 def paired(scores: FloatArray, control: FloatArray) -> FloatArray:
-    """Return differences ``[training, rng seed]`` of two arms, paired by rng seed, and by training if both
-    arms have equally many.
+    """Return the differences of scores between two arms, with shape ``[training, rng seed]``. The scores are
+    paired by rng seed, and also by training if both arms have the same number of trainings.
     """
     alike = 1 in (len(scores), len(control)) or len(scores) == len(control)
     return scores - (control if alike else control.mean(axis=0, keepdims=True))
@@ -97,17 +102,17 @@ def paired(scores: FloatArray, control: FloatArray) -> FloatArray:
 def p_value(differences: FloatArray) -> float:
     """Return the two-sided p-value of ``differences [training, rng seed]`` by Student's t-test.
 
-    The result is the larger of the p-value over rng seeds (averaged over trainings) and the p-value over
-    trainings (averaged over rng seeds). A bootstrap is not used because it is anti-conservative for few
-    values.
+    The returned p-value is the larger of two: over rng seeds (differences averaged over trainings), and over
+    trainings (differences averaged over rng seeds). A bootstrap test is not used, because its p-values are
+    too small for few values.
     """
     axes = [axis for axis in (0, 1) if differences.shape[1 - axis] > 1]
     return max((t_test(differences.mean(axis=axis).tolist()) for axis in axes), default=math.nan)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Adjust p-values for multiple tests by the method of Holm (1979); a NaN stands for a test that was not
-    made.
+    """Adjust p-values for multiple tests by the method of Holm (1979); a p-value of NaN stands for a test
+    that was not made.
     """
     tested = sorted((p, name) for name, p in p_values.items() if not math.isnan(p))
     adjusted, least = dict.fromkeys(p_values, math.nan), 0.0

@@ -1,7 +1,7 @@
-"""Reader of one run: its run row, state, rows and tables, during the run or later.
+"""Reader of one run: its run row, state, rows and tables; the run may still be in progress.
 
 The result of a user's SQL query is limited in rows, bytes and memory: rows beyond the row limit are omitted
-with a note, a result beyond another limit is refused.
+with a note, and a result beyond the limit of bytes or memory is refused.
 """
 
 from __future__ import annotations
@@ -10,32 +10,42 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, TypeVar
 
 import duckdb
 import msgspec
 
 from esper.files.row_files import TELEMETRY
-from esper.files.writer_lock import is_being_written
-from esper.karn.tables import QueryError, Tables, check_statement, error_text, views_in
-from esper.leyline import UNREADABLE, EsperError, Row, RunRow, UnknownNameError
+from esper.karn.stored_rows import DATABASE_ERRORS, State, StoredRows, decoded, error_text
+from esper.karn.tables import QueryError, Tables, check_statement, views_in
+from esper.leyline import EsperError, Row, RunRow, UnknownNameError
 from esper.leyline.columns import TABLE_OF
 
 R = TypeVar("R", bound=Row)
-State = Literal["running", "finished", "stopped"]
+DAMAGE: Final = (EsperError, duckdb.Error, OSError, LookupError, ValueError, TypeError, ArithmeticError)
+"""Errors caused by the files of a run: unreadable files, or rows that contradict each other."""
 FETCHED: Final = 100
-"""Number of rows that are fetched from the database at once."""
+"""Number of rows of a query result that are fetched from the database at once."""
 MAX_BYTES: Final = 50_000_000
-"""Largest result of a SQL query, encoded as JSON, in bytes."""
+"""Largest allowed size of the result of a SQL query, encoded as JSON, in bytes."""
 MEMORY: Final = 4_000
-"""Memory limit of the database, in MB."""
+"""Memory limit of the database for a user's SQL query, in MB."""
 
 
 def open_run(path: Path | str) -> Run:
     """Open the run in a directory; the run may still be in progress.
 
+    Args:
+        path: Run directory, such as ``runs/NAME`` or the directory ``out`` of ``esper.grow``.
+
+    Returns:
+        The run, whose methods return its telemetry tables.
+
     Raises:
         EsperError: The directory is missing or is not a run directory.
+
+    Example:
+        >>> run = esper.open_run("runs/first")
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -46,30 +56,39 @@ def open_run(path: Path | str) -> Run:
 
 
 def read_rows(run_dir: Path | str, row_type: type[R]) -> list[R]:
-    """Return all rows of a table of the run in a directory, oldest first."""
+    """Return all rows of a telemetry table of the run in a directory, oldest first."""
     return open_run(run_dir).rows(row_type)
 
 
 class Run:
-    """Telemetry of a run; every call reads the current files. Not thread-safe."""
+    """Telemetry of a run; every call reads the current files. The class ``Run`` is not thread-safe."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._stored = StoredRows(path / TELEMETRY)
 
     @cached_property
     def _tables(self) -> Tables:
-        return Tables(self.path / TELEMETRY)
+        return Tables(self._stored)
+
+    def look(self) -> StoredRows:
+        """Read the current files and return all rows of this moment."""
+        self._stored.look()
+        return self._stored
 
     @cached_property
     def row(self) -> RunRow:
-        """Run row: configuration, and the names behind all indices."""
-        for row in self.rows(RunRow):
-            return row
-        raise EsperError(f"the run in '{self.path}' has not written its own row yet")
+        """Run row: configuration of the run, and the names of slots, blueprints and ops, to which other rows
+        refer by index.
+        """
+        row = self.look().run_row
+        if row is None:
+            raise EsperError(f"the run in '{self.path}' has not written its own row yet")
+        return row
 
     @property
     def is_training(self) -> bool:
-        """Whether the run trains a policy; its episodes then belong to iterations."""
+        """Whether the run trains a policy, so that its episodes belong to iterations."""
         return self.row.iterations is not None
 
     @property
@@ -77,41 +96,35 @@ class Run:
         """State of the run, derived from its files: a live writer holds the lock, a finished run has all
         planned rows.
         """
-        if is_being_written(self.path / TELEMETRY):
-            return "running"
-        if not self.rows(RunRow):
-            return "stopped"
-        row, written, planned = self.row, "max(iteration) FROM update", self.row.iterations
-        if planned is None and (episodes := row.config.get("episodes")) is not None:
-            written, planned = "count(*) FROM episode", episodes * row.envs
-        ((done,),) = self.sql(f"SELECT {written}").fetchall()
-        return "finished" if planned is not None and (done or 0) >= planned else "stopped"
+        return self.look().state
 
     def rows(self, row_type: type[R], where: str | None = None, parameters: Sequence[object] = ()) -> list[R]:
-        """Return the rows of a table, oldest first.
+        """Return the rows of a telemetry table, oldest first.
 
         Args:
-            row_type: Row type of the table.
-            where: Condition in SQL; None returns all rows.
-            parameters: Values for the ``?`` of the condition.
+            row_type: Row type of the table, such as ``EpochRow``.
+            where: SQL condition that the returned rows meet; None returns all rows.
+            parameters: Values for the ``?`` in the SQL condition ``where``.
 
         Raises:
-            QueryError: The condition is not valid SQL.
-            EsperError: A row cannot be read.
+            QueryError: The condition ``where`` is not valid SQL.
+            EsperError: A row of the table cannot be decoded.
         """
         if row_type not in TABLE_OF:
             raise UnknownNameError("row type", row_type.__name__, (known.__name__ for known in TABLE_OF))
+        if where is None:
+            return list(self.look().rows(row_type))
         table = TABLE_OF[row_type]
-        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}" WHERE {where or "true"}) found'
-        connection = self._tables.current([table, *views_in(where or "")])
+        query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}" WHERE {where}) found'
+        connection = self._tables.current([table, *views_in(where)])
         try:
             found = connection.execute(query, list(parameters)).fetchall()
-        except duckdb.Error as error:
+        except DATABASE_ERRORS as error:
             raise QueryError(f"the rows of '{table}' cannot be read: {error_text(error)}") from None
-        return _decoded(table, row_type, [text for (text,) in found])
+        return self._stored.checked(row_type, decoded(row_type, (text for (text,) in found)))
 
     def sql(self, query: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyRelation:
-        """Return the result of one SELECT over the run's tables and the view ``decisions``.
+        """Return the result of one SELECT statement over the run's tables and the view ``decisions``.
 
         Example: ``open_run("runs/mine").sql("SELECT max(val_score) FROM epoch").fetchall()``
         """
@@ -119,23 +132,20 @@ class Run:
         connection = self._tables.ready_for(query)
         try:
             return connection.sql(query, params=list(parameters))
-        except duckdb.Error as error:
+        except DATABASE_ERRORS as error:
+            raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
+
+    def fetch(self, query: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return all rows of the result of one SELECT statement; raises ``QueryError`` as ``sql`` does."""
+        found = self.sql(query, parameters)
+        try:
+            return found.fetchall()
+        except DATABASE_ERRORS as error:
             raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
 
     def table(self, name: str) -> duckdb.DuckDBPyRelation:
-        """Return a whole table, or the view ``decisions``."""
+        """Return a whole telemetry table, or the view ``decisions``."""
         return self._tables.current([name]).table(name)
-
-
-def _decoded(table: str, row_type: type[R], texts: Sequence[str]) -> list[R]:
-    decoder = msgspec.json.Decoder(row_type)
-    rows = []
-    for number, text in enumerate(texts, start=1):
-        try:
-            rows.append(decoder.decode(text))
-        except UNREADABLE as error:
-            raise EsperError(f"row {number} of table '{table}' is not one: {error}") from None
-    return rows
 
 
 # --- SQL queries of users ---------------------------------------------------------------------------
@@ -159,21 +169,21 @@ def answer_query(
     Args:
         run_dir: Directory of the run.
         query: One SELECT, WITH, DESCRIBE or SHOW statement.
-        max_rows: Number of rows to return; None returns all.
-        max_bytes: Largest size of the result, encoded as JSON.
-        memory: Memory limit of the database in MB.
+        max_rows: Largest number of rows to return; None returns all rows.
+        max_bytes: Largest allowed size of the result, encoded as JSON, in bytes.
+        memory: Memory limit of the database that executes the query, in MB.
 
     Raises:
-        QueryError: The statement is not allowed, fails, or exceeds a limit.
+        QueryError: The statement is not allowed, fails, or exceeds the limit of bytes or memory.
     """
     check_statement(query)
     try:
-        found = Tables(run_dir / TELEMETRY, memory).ready_for(query).execute(query)
+        found = Tables(StoredRows(run_dir / TELEMETRY), memory).ready_for(query).execute(query)
         described = found.description or []
         rows, note = _taken(found, max_rows, max_bytes)
     except (duckdb.OutOfMemoryException, MemoryError):
         raise QueryError(f"the query needs more than {memory} MB of memory; ask for less") from None
-    except duckdb.Error as error:
+    except DATABASE_ERRORS as error:
         raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
     names, types = [name for name, *_ in described], [str(kind) for _, kind, *_ in described]
     return SqlAnswer(names, types, rows, note)
@@ -182,8 +192,8 @@ def answer_query(
 def _taken(
     found: duckdb.DuckDBPyConnection, max_rows: int | None, max_bytes: int
 ) -> tuple[list[list[Any]], str | None]:
-    """Return the first rows of a query, and a note if there are more; raise ``QueryError`` above
-    ``max_bytes``.
+    """Return the first rows of a query result, and a note if rows were omitted. Raise ``QueryError`` if the
+    result is larger than ``max_bytes``.
     """
     rows: list[list[Any]] = []
     size = 0

@@ -1,7 +1,8 @@
-"""Result of a run, and its comparison with other runs by score, cost and settings.
+"""Final scores and costs of a run, and its comparison with other runs by score, cost and settings.
 
-The result of a run is the mean of its finished episodes. The result of a training is the mean over episodes
-of the last iteration that reached their horizon, because their actions come from the final policy.
+The result of a run consists of means over its finished episodes. The result of a policy training consists of
+means over the episodes of the last iteration that reached their horizon, because these episodes used the
+latest policy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,26 +10,28 @@ from typing import Any, Final, NamedTuple
 
 from esper.karn.metric import Metric, metric_of
 from esper.karn.notation import UNKNOWN, difference
-from esper.karn.questions.episode_selection import LAST_ITERATION, LASTED, EpisodeKey, final_episodes
+from esper.karn.questions.episode_selection import LAST_ITERATION, LASTED, EpisodeKey
 from esper.karn.run import Run
+from esper.karn.seed_histories import HORIZON
 from esper.karn.statistics import Estimate, estimate
+from esper.karn.stored_rows import StoredRows
 from esper.karn.summary import charged_flops
 from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 
 
 class Result(NamedTuple):
-    """Result of a run: means over finished episodes with confidence intervals."""
+    """Final scores and costs of a run: means over finished episodes with confidence intervals."""
 
     episodes: int
     twin_score: Estimate | None
-    """Mean score of the twins; None if no episode has a twin."""
+    """Mean score of the twins (hosts without growth); None if no episode has a twin."""
     lead: Estimate | None
-    """Validation score minus the twin's validation score, paired by episode."""
+    """Difference of the validation score from the twin's, paired by episode; positive for an improvement."""
     flops: Estimate
-    """Mean FLOPs of an episode that count against the budget, without validations."""
+    """Mean FLOPs of an episode that count against the budget; validation after each epoch does not count."""
     metric: Metric
     validation: Estimate | None
-    """Validation value of the run's metric; None if unknown."""
+    """Mean validation value of the run's metric (score or loss); None if unknown."""
     test_score: Estimate | None
     params: Estimate
     host_params: Estimate
@@ -38,44 +41,59 @@ class Result(NamedTuple):
 
 
 AVERAGED: Final = ("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds")
-"""Columns of an episode row whose means have the same names in a result."""
+"""Columns of an episode row whose means are fields of ``Result`` with the same names."""
 
 
 class Comparison(NamedTuple):
-    """Comparison with another run, over the episodes that both runs started from the same random streams."""
+    """Comparison of a run with another run, over the episodes that both runs started from the same random
+    streams.
+    """
 
     run: Run
     result: Result | None
-    """Result of the other run; None if it has no finished episode."""
+    """Final scores and costs of the other run; None if it has no finished episode."""
     pairs: int
     validation: Estimate | None
-    """Lead of the first run over the other run, paired by episode; None without pairs of episodes."""
+    """Difference of the validation metric from that of the other run, paired by episode, positive for an
+    improvement; None if no episodes can be paired.
+    """
     test_score: Estimate | None
     unpaired: str | None
-    """Reason why no episodes of the two runs can be paired."""
+    """Reason why no episodes of the two runs can be paired; None if episodes are paired."""
 
 
-def final_rows(run: Run) -> list[EpisodeRow]:
-    """Return the episodes whose means are the result of the run."""
-    return run.rows(EpisodeRow, final_episodes(run))
+def final_rows(run: Run, stored: StoredRows | None = None) -> list[EpisodeRow]:
+    """Return the episode rows over which the final scores of a run are averaged: all, or those of a
+    training's last iteration that reached the horizon.
+
+    Args:
+        run: Run to read.
+        stored: Rows of a moment; by default those of now.
+    """
+    stored = stored or run.look()
+    rows = stored.rows(EpisodeRow)
+    if not run.is_training:
+        return rows
+    last = max((update.iteration for update in stored.rows(UpdateRow)), default=0)
+    return [row for row in rows if row.ended_by == HORIZON and row.iteration == last]
 
 
 def episodes_of_iteration(run: Run, number: int) -> list[EpisodeRow]:
-    """Return the episodes of an iteration that reached their horizon."""
+    """Return the rows of the episodes of an iteration that reached their horizon."""
     return run.rows(EpisodeRow, f"{LASTED} AND iteration = ?", [number])
 
 
 def broken_episodes(run: Run) -> int:
     """Count the episodes of the last iteration of a training that did not reach their horizon."""
-    ((number,),) = run.sql(
+    ((number,),) = run.fetch(
         f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND iteration = {LAST_ITERATION}"
-    ).fetchall()
+    )
     return int(number)
 
 
 def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
-    """Return the result over the episode rows ``rows``, by default those that count for the result; None
-    without rows.
+    """Return final scores and costs, averaged over ``rows`` (by default the ``final_rows`` of the run); None
+    if there are no rows.
     """
     rows, metric = final_rows(run) if rows is None else rows, metric_of(run.row)
     if not rows:
@@ -96,13 +114,15 @@ def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:
-    """Estimate the mean of the known values; None if no value is known."""
+    """Return the mean of the known values with its confidence interval; None if no value is known."""
     known = [value for value in values if value is not None]
     return estimate(known) if known else None
 
 
 def best_evaluation(run: Run) -> UpdateRow | None:
-    """Return the iteration with the highest evaluation return; None if there was no evaluation."""
+    """Return the update row of the iteration with the highest evaluation return; None if there was no
+    evaluation.
+    """
     rows = run.rows(UpdateRow, "evaluation_return IS NOT NULL")
     return max(rows, key=lambda row: row.evaluation_return or 0.0, default=None)
 
@@ -150,7 +170,9 @@ def _pairing_obstacle(run: Run, other: Run) -> str | None:
 
 
 def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
-    """Return the settings that differ between runs, by key; ``UNKNOWN`` for a run without the key."""
+    """Return the settings that differ between runs, by key; the value is ``UNKNOWN`` for a run that lacks the
+    key.
+    """
     described = [dict(_described(run.row)) for run in runs.values()]
     keys = dict.fromkeys(key for one in described for key in one)
     found = {key: tuple(one.get(key, UNKNOWN) for one in described) for key in keys}
@@ -165,7 +187,7 @@ def _described(row: RunRow) -> Iterator[tuple[str, Any]]:
 
 
 def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a setting, or all nested settings with their keys joined by dots."""
+    """Yield a setting with its key, or all nested settings with their keys joined by dots."""
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
             yield from flat(f"{key}.{name}", inner)

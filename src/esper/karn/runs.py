@@ -1,24 +1,35 @@
-"""List of all runs below a folder, with progress and score."""
+"""List of all runs in a folder and its subfolders, with progress and score."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
 
 from esper.files.row_files import TELEMETRY
 from esper.karn import notation
 from esper.karn.metric import SCORE
-from esper.karn.questions.overview import Overview, done_text, overview
-from esper.karn.run import State, open_run
-from esper.leyline import EsperError, RunRow
+from esper.karn.questions.overview import RunStatus, done_text, run_status
+from esper.karn.run import DAMAGE, open_run
+from esper.karn.stored_rows import State
+from esper.leyline.errors import EsperError
+from esper.leyline.printable import printable
 
 ROW_FIELDS: Final = ("task", "controller", "rng_seed", "started", "metric")
 PROGRESS_FIELDS: Final = ("unit", "done", "total", "seconds_left", "steps_per_second")
+WIDTHS: Final = {
+    "task": 15,
+    "controller": 10,
+    "rng seed": 8,
+    "score": 10,
+    "twin": 5,
+    "params": 9,
+    "done": 15,
+    "state": 8,
+    "started": 16,
+}
+"""Columns of the list of runs after the path, with their widths in characters."""
 NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
+"""Columns that are aligned to the right."""
 
 
 class ListedRun(NamedTuple):
@@ -26,10 +37,10 @@ class ListedRun(NamedTuple):
 
     path: str
     state: State | Literal["damaged", "unread"]
-    overview: Overview | None = None
-    """Overview of the run; None if the run has no run row yet, was not read yet, or is damaged."""
+    run_status: RunStatus | None = None
+    """Status of the run; None if the run has no run row yet, was not read yet, or is damaged."""
     problem: str | None = None
-    """Reason why the run cannot be read."""
+    """Reason why the run cannot be read; None if it is readable."""
     id: str = ""
     """Id of the run in the addresses of the server."""
 
@@ -46,29 +57,43 @@ def find_runs(folder: Path) -> Iterator[Path]:
 
 
 def listed(path: Path) -> ListedRun:
-    """Return the list entry of one run; a read error is stored in the entry."""
+    """Return the entry of one run for the list of runs; a read error is stored in the entry."""
     try:
         run = open_run(path)
-        if not run.rows(RunRow):
-            return ListedRun(str(path), run.state)
-        found = overview(run)
-    except (EsperError, OSError) as error:
+        stored = run.look()
+        if stored.run_row is None:
+            return ListedRun(str(path), stored.state)
+        found = run_status(run)
+    except DAMAGE as error:
         return ListedRun(str(path), "damaged", problem=str(error))
     return ListedRun(str(path), found.progress.state, found)
 
 
-def table_of(runs: Sequence[ListedRun]) -> Table:
-    """Return the list of runs as a rich table."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for heading in ("run", "task", "controller", *NUMBERS, "state", "started"):
-        table.add_column(heading, no_wrap=True, justify="right" if heading in NUMBERS else "left")
+def list_lines(runs: Iterable[ListedRun], width: int) -> Iterator[str]:
+    """Yield the list of runs as lines, each as soon as its run was read; a damaged run has a second line.
+
+    Args:
+        runs: Entries of the list.
+        width: Width of the column of paths in characters.
+    """
+    yield _line(("run", *WIDTHS), width)
     for run in runs:
-        table.add_row(*map(Text, _cells(run)))
-    return table
+        yield _line(_cells(run), width)
+        if run.problem is not None:
+            yield printable(f"damaged: {run.problem}")
+
+
+def _line(cells: Sequence[str], width: int) -> str:
+    path, *others = map(printable, cells)
+    aligned = (
+        cell.rjust(wide) if heading in NUMBERS else cell.ljust(wide)
+        for cell, (heading, wide) in zip(others, WIDTHS.items(), strict=True)
+    )
+    return "  ".join((path.ljust(width), *aligned)).rstrip()
 
 
 def _cells(run: ListedRun) -> list[str]:
-    found = run.overview
+    found = run.run_status
     if found is None:
         return [run.path, *[notation.UNKNOWN] * 7, run.state, notation.UNKNOWN]
     row = found.row
@@ -82,7 +107,7 @@ def _cells(run: ListedRun) -> list[str]:
 def as_json(run: ListedRun) -> dict[str, Any]:
     """Return an entry of the list of runs as JSON values."""
     known = {"path": run.path, "state": run.state, "problem": run.problem}
-    found = run.overview
+    found = run.run_status
     if found is None:
         return known
     sources = (

@@ -1,8 +1,8 @@
 """Terminal screen of a run or a training, built from rich tables.
 
-Sections of the screen in order: progress, score and twin, PPO diagnostics, open alerts, slots of one episode.
-Colour encodes stage or severity only. A metric inside its band is shown dim; a metric outside its band is
-shown bright with the violated limit.
+Sections of the screen in order: progress, scores of host and twin, PPO diagnostics, open alerts, slots of one
+episode. Colours on the screen stand only for stages of seeds and severities of alerts. A PPO metric inside
+its recommended band is shown dim; a metric outside its band is shown bold with the violated limit.
 """
 
 from typing import Final
@@ -28,19 +28,20 @@ from esper.leyline import RunRow, Stage
 
 MOST_ALERTS: Final = 4
 LABEL: Final = 8
-"""Width of the section labels, in terminal columns."""
+"""Width of the labels of the screen's sections, in terminal columns."""
 TREND_MARGIN: Final = 50
-"""Number of terminal columns to the left of the trend of a score."""
+"""Number of terminal columns that a score needs besides its trend (a series drawn as block characters)."""
 LANE_MARGIN: Final = 58
 
 
 def screen(run: Run, width: int, env: int | None = None) -> RenderableType:
-    """Build the screen.
+    """Build the terminal screen of a run.
 
     Args:
-        run: Run to show.
+        run: Run that the screen shows.
         width: Width of the terminal in columns.
-        env: Show the slots of the last episode of this environment; None shows the default episode.
+        env: Environment whose last episode is shown; None shows the best episode of a policy training, or the
+            last episode of any other run.
     """
     found = overview(run)
     columns = max(width - TREND_MARGIN, 1)
@@ -70,7 +71,9 @@ def _head(row: RunRow, found: RunProgress) -> Table:
 
 
 def _scores(found: Overview, columns: int) -> Table:
-    """Return the table of score, twin and parameters: name, value, comparison, trend."""
+    """Return a table with one row each for score, twin's score and parameters: name, value, comparison,
+    trend.
+    """
     name, value = Column(width=LABEL - 2, no_wrap=True), Column(justify="right", no_wrap=True)
     table = Table.grid(name, value, Column(no_wrap=True), Column(no_wrap=True), padding=(0, 2, 0, 0))
     span = notation.shared_scale([*found.scores, *found.twins])
@@ -87,7 +90,7 @@ def _scores(found: Overview, columns: int) -> Table:
 
 
 def _add_returns(table: Table, run: Run, columns: int) -> None:
-    """Add the returns of the rollouts and the scores of the argmax evaluations to the table."""
+    """Add the returns of the rollouts and the scores of the argmax evaluations to the table of scores."""
     improved = improvement(run)
     if improved is None:
         return
@@ -106,7 +109,7 @@ def _labelled(label: str, content: RenderableType) -> Table:
 
 
 def _policy(run: Run) -> list[RenderableType]:
-    """Return the last PPO metrics, head entropies and op shares."""
+    """Return the last PPO metrics, entropies of policy heads and op shares as labelled lines."""
     healthy, entropies, chosen = health(run), heads(run), choices(run)
     if healthy is None or entropies is None or chosen is None:
         return []
@@ -124,7 +127,7 @@ def _policy(run: Run) -> list[RenderableType]:
 
 
 def _reading(name: str, value: float | None, low: float | None, high: float | None = None) -> Text:
-    """Format a metric with its name, and with the violated limit if the value is outside the metric's
+    """Format a PPO metric with its name, and with the violated limit if the value is outside the metric's
     band.
     """
     limit = beyond(value, low, high).replace(" ", "")
@@ -132,7 +135,7 @@ def _reading(name: str, value: float | None, low: float | None, high: float | No
 
 
 def _alerts(found: Overview) -> RenderableType:
-    """List the open alerts."""
+    """Return the open alerts of a run as a list, at most ``MOST_ALERTS`` of them."""
     lines = [_alert(entry, found.progress.unit) for entry in found.alerts[:MOST_ALERTS]]
     more = len(found.alerts) - len(lines)
     if more or not lines:
@@ -149,14 +152,14 @@ def _alert(entry: AlertEntry, unit: str) -> Text:
 
 
 def _title(shown: Lanes) -> Text:
-    """Return the name of the episode and its last scores."""
+    """Return a title for the table of slots: the episode, its last score, and the last score of its twin."""
     score, twin = map(shown.metric.text, shown.last_scores)
     text = f"{'slots':<{LABEL}}{shown.name}: {shown.metric.name} {score}, twin {twin}"
     return Text(text, no_wrap=True, overflow="ellipsis")
 
 
 def _slots(shown: Lanes, columns: int) -> Table:
-    """Return one row per slot: the stages over the epochs, and the current seed."""
+    """Return a table with one row per slot: the stages over the epochs, and the current seed."""
     words = ("slot", f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for heading in (*words, "alpha", "contribution", "params"):
@@ -175,8 +178,8 @@ def _slots(shown: Lanes, columns: int) -> Table:
 
 
 def _lane(lane: Lane, shown: Lanes, columns: int) -> Text:
-    """Draw the stages of a slot, one glyph per epoch; epochs that share a column show a prune if any, else
-    the last stage.
+    """Draw the stages of a slot, one glyph per epoch. A glyph for several epochs shows a prune if there was
+    one, else the last stage.
     """
     stages = [Stage.DORMANT] * shown.epoch
     for span in lane.spans:

@@ -10,15 +10,15 @@ from esper.leyline import BLEND_IDS, RunRow, SeedRow, Stage, TransitionRow
 
 S = TypeVar("S", TransitionRow, SeedRow)
 HORIZON: Final = "horizon"
-"""Value of ``ended_by`` for an episode that reached its horizon; also part of the reason for seeds removed
-there.
+"""Value of ``ended_by`` for an episode that reached its horizon. If a seed is removed at the horizon, the
+recorded reason for its removal contains the same word.
 """
 FATES: Final = {"fossilized": Stage.FOSSILIZED, "pruned": Stage.PRUNED, "removed at horizon": Stage.PRUNED}
-"""Stage whose glyph and colour represent each fate; a seed without a listed fate is alive."""
+"""Stage whose glyph and colour represent each fate of a seed; the fate "alive" has no such stage."""
 
 
 class SeedHistory(NamedTuple):
-    """History of one seed from germination to its end; None is unknown."""
+    """History of one seed from germination to its end; a value of None is unknown."""
 
     seed: int
     """Serial number of the seed within the episode."""
@@ -27,14 +27,14 @@ class SeedHistory(NamedTuple):
     style: str | None
     germinated_at: int
     stages: tuple[tuple[Stage, int], ...]
-    """Stages of the seed with their numbers of epochs; GERMINATED is listed only if it lasted at least one
+    """Stages of the seed, each with its number of epochs; GERMINATED is listed only if it lasted at least one
     epoch.
     """
     fate: str
     """Fate of the seed: fossilized, pruned, removed at horizon, or alive."""
     fate_epoch: int
     cause: str
-    """Origin of the final transition, as in the transition row."""
+    """Cause of the seed's last stage change, such as policy, governor or user."""
     reason: str
     params: int | None
     contribution: float | None
@@ -53,8 +53,8 @@ class SeedHistory(NamedTuple):
 
     @property
     def course(self) -> str:
-        """Stages of the seed with epochs: ``T2 B3 H1 F`` is 2 epochs TRAINING, 3 BLENDING, 1 HOLDING, then
-        FOSSILIZED.
+        """Stages of the seed with numbers of epochs: ``T2 B3 H1 F`` is 2 epochs TRAINING, 3 BLENDING, 1
+        HOLDING, then FOSSILIZED.
         """
         return " ".join(
             LOOKS[stage].letter + ("" if stage is Stage.FOSSILIZED else str(epochs))
@@ -65,13 +65,13 @@ class SeedHistory(NamedTuple):
 def seed_histories(
     run: RunRow, last_epoch: int, seeds: Iterable[SeedRow], transitions: Iterable[TransitionRow]
 ) -> list[SeedHistory]:
-    """Return the seeds of one episode in order of germination.
+    """Return the histories of the seeds of one episode in order of germination.
 
     Args:
-        run: Run row with the names behind the indices.
+        run: Run row, which lists the names of slots and blueprints.
         last_epoch: Last known epoch of the episode.
-        seeds: Seed rows of this episode only.
-        transitions: Transition rows of this episode only.
+        seeds: Seed rows of the episode, and of no other episode.
+        transitions: Transition rows of the episode, and of no other episode.
     """
     moves_of = grouped((row for row in transitions if row.seed >= 0), lambda row: row.seed)
     rows_of = grouped(seeds, lambda row: row.seed)
@@ -79,7 +79,7 @@ def seed_histories(
 
 
 def grouped(rows: Iterable[S], key: Callable[[S], int]) -> Mapping[int, list[S]]:
-    """Group rows by a key and keep their order within each group."""
+    """Group rows by a key, in their original order within each group."""
     found: dict[int, list[S]] = defaultdict(list)
     for row in rows:
         found[key(row)].append(row)
@@ -91,7 +91,8 @@ def _seed_history(
 ) -> SeedHistory:
     fate, fate_epoch, reason = _fate(moves[-1], last_epoch)
     measured = next((row for row in reversed(rows) if row.contribution is not None), None)
-    # A seed removed in the epoch of its first measurement has that measurement only in a transition row.
+    # If a seed is removed in the epoch of its first measurement, its contribution is in a transition row and
+    # in no seed row.
     at_a_move = next((move.contribution for move in reversed(moves) if move.contribution is not None), None)
     return SeedHistory(
         seed=moves[0].seed,
@@ -122,7 +123,9 @@ def _stages(moves: Sequence[TransitionRow], last_epoch: int) -> tuple[tuple[Stag
 
 
 def _fate(last: TransitionRow, last_epoch: int) -> tuple[str, int, str]:
-    """Return the fate of a seed, the epoch of the fate, and the reason unless the reason equals the fate."""
+    """Return the fate of a seed, the epoch of the fate, and the recorded reason; the reason is empty if it
+    equals the fate.
+    """
     stage = Stage(last.to_stage)
     if stage not in FATES.values():
         return "alive", last_epoch, ""

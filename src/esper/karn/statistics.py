@@ -1,23 +1,26 @@
-"""Means with confidence intervals, and paired differences.
+"""Means with confidence intervals, and means of paired differences.
 
-All views show the mean where one number represents several episodes.
+If one number represents several episodes, reports, pages and terminal views show the mean.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A mean with the half-width of its 95 % interval (Student's t), NaN for a single value."""
+    """A mean with the half-width of its 95 % confidence interval (Student's t); the half-width is NaN for a
+    single value.
+    """
 
     mean: float
     half_width: float
     size: int
-    """Number of values that the mean is over."""
+    """Number of values over which the mean is taken."""
 
     @property
     def margin(self) -> float | None:
@@ -42,7 +45,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Return the mean of independent values with its interval."""
+    """Return the mean of independent values with its 95 % confidence interval."""
     if not values:
         raise ValueError("an estimate needs at least one value")
     count = len(values)
@@ -53,14 +56,16 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def paired_difference(values: Sequence[float], control: Sequence[float]) -> Estimate:
-    """Return the mean of ``values[i] − control[i]``; arm and control used the same rng seeds in the same
-    order.
+    """Return the mean of ``values[i] − control[i]``, for an arm and a control that used the same rng seeds in
+    the same order.
     """
     return estimate([a - b for a, b in zip(values, control, strict=True)])
 
 
 def t_test(differences: Sequence[float]) -> float:
-    """Return the two-sided p-value of Student's t-test for a mean of 0; NaN for one value or a NaN."""
+    """Return the two-sided p-value of Student's t-test for a mean of 0; NaN for a single value or if a value
+    is NaN.
+    """
     degrees = len(differences) - 1
     if degrees < 1 or any(map(math.isnan, differences)):
         return math.nan
@@ -71,19 +76,18 @@ def t_test(differences: Sequence[float]) -> float:
     return 1.0 - _t_within(math.atan(t / math.sqrt(degrees)), degrees)
 
 
+@cache
 def _t_quantile(degrees: int) -> float:
-    """Return the two-sided quantile of Student's t at ``CONFIDENCE``."""
+    """Return the two-sided quantile of Student's t distribution at ``CONFIDENCE``."""
     low, high = 0.0, math.pi / 2
-    for _ in range(60):  # The quantile is found by bisection down to the resolution of a float.
+    for _ in range(60):  # Find the quantile of Student's t by bisection, down to float resolution.
         middle = (low + high) / 2
         low, high = (middle, high) if _t_within(middle, degrees) < CONFIDENCE else (low, middle)
     return math.sqrt(degrees) * math.tan(low)
 
 
 def _t_within(angle: float, degrees: int) -> float:
-    """Return P(|t| ≤ √degrees · tan(angle)) of Student's t, by the finite series for integer degrees of
-    freedom.
-    """
+    """Return P(|t| ≤ √degrees · tan(angle)) of Student's t distribution, computed as a finite series."""
     is_odd, square = degrees % 2, math.cos(angle) ** 2
     term, total = math.cos(angle) if is_odd else 1.0, 0.0
     for k in range(2 + is_odd, degrees + 1, 2):

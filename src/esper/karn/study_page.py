@@ -1,4 +1,4 @@
-"""Tables and pictures of a study, as Markdown and as one HTML file."""
+"""Tables and charts of a study, as Markdown and as one HTML file."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,20 +17,22 @@ _INSTRUMENT: Final = "validation"
 
 
 class ArmNumbers(NamedTuple):
-    """Results of one study arm; a run that diverged has NaN."""
+    """Results of one study arm; the numbers of a run that diverged are NaN."""
 
     name: str
     is_static: bool
     losses: FloatArray
     """Test losses of the arm, ``[training, rng seed, mark]``."""
     scores: FloatArray
-    """Final test scores of the arm, ``[training, rng seed]``."""
+    """Test scores of the arm at the end of the budget, ``[training, rng seed]``."""
     params: FloatArray
-    """Mean number of parameters of the networks at each compute mark, ``[mark]``."""
+    """Mean number of parameters of the arm's networks at each compute mark, ``[mark]``."""
     flops: Mapping[str, float]
-    """Mean FLOPs of a run by purpose; ``charged`` is the part that counts against the budget."""
+    """Mean FLOPs of a run by purpose of the compute, such as ``backward``; ``charged`` is the part that
+    counts against the budget.
+    """
     note: str
-    """Learning rate and other settings chosen for the arm."""
+    """Text on the arm: its chosen learning-rate factors and plan, and the number of failed runs."""
 
 
 class StudyNumbers(NamedTuple):
@@ -43,19 +45,23 @@ class StudyNumbers(NamedTuple):
     arms: Sequence[ArmNumbers]
     control: str
     reference: Sequence[str]
-    """Best static arm on the selection rng seeds at each compute mark; empty without static arms."""
+    """Best static arm (host that never grows) at each compute mark, chosen on selection rng seeds; empty
+    without static arms.
+    """
 
     def arm(self, name: str) -> ArmNumbers:
-        """Return the results of an arm by its name."""
+        """Return the results of the arm with the given name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     @property
     def compute(self) -> list[str]:
-        """Compute that counts against the budget at each mark, as text."""
+        """Compute that is spent up to each mark (share of the budget), as text."""
         return [notation.flop(mark * self.budget) for mark in self.marks]
 
     def excesses(self) -> dict[str, FloatArray]:
-        """Return the excess loss of every arm over the reference, ``[training, rng seed, mark]``."""
+        """Return the relative excess loss of every arm over the best static size, ``[training, rng seed,
+        mark]``.
+        """
         reference = np.stack(
             [self.arm(name).losses[0, :, mark] for mark, name in enumerate(self.reference)], axis=-1
         )
@@ -63,17 +69,17 @@ class StudyNumbers(NamedTuple):
 
 
 class StudyTable(NamedTuple):
-    """A table with a title, and a caption that explains how to read it."""
+    """Table of a study with a title, and a caption that explains the table."""
 
     title: str
     columns: list[str]
     rows: list[list[str]]
     caption: str
     foot: Sequence[str] = ()
-    """Last row of the table, with names below numeric columns."""
+    """Last row of the table, for texts below the columns of numbers; empty if there is none."""
 
     def markdown(self) -> str:
-        """Return the table as Markdown."""
+        """Return the table of a study as Markdown."""
         rows = [[cell.replace("|", "\\|") for cell in row] for row in (*self.rows, self.foot) if row]
         lines = [self.columns, ["---"] * len(self.columns), *rows]
         return "\n".join(
@@ -91,7 +97,7 @@ def render_study(found: Sequence[StudyNumbers], name: str) -> str:
 
 
 def study_tables(found: StudyNumbers) -> list[StudyTable]:
-    """Return all tables of a task; tables of regret need static arms."""
+    """Return all tables of a study on one task; tables of regret need static arms."""
     tables = [_losses(found)]
     if found.reference:
         tables += [_regrets(found), _ratios(found)]
@@ -182,7 +188,7 @@ def _spending(found: StudyNumbers) -> StudyTable:
 
 
 def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
-    """Return the charts of a task with their titles; the chart of regret needs static arms."""
+    """Return the charts of a study on one task with their titles; the chart of regret needs static arms."""
     pictures = [(f"{found.task}: loss against compute", draw_compute(found))]
     if found.reference:
         pictures.append((f"{found.task}: regret against compute", draw_regret(found)))
@@ -190,7 +196,9 @@ def study_pictures(found: StudyNumbers) -> list[tuple[str, Picture]]:
 
 
 def draw_compute(found: StudyNumbers) -> Picture:
-    """Draw loss by compute: static arms as thin lines, their minimum dotted, other arms as thick lines."""
+    """Draw test loss by compute: static arms (hosts that never grow) as thin lines, their minimum as a dotted
+    line, other arms as thick lines.
+    """
     losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
     static = [losses[arm.name] for arm in found.arms if arm.is_static]
     return Picture(
@@ -203,7 +211,7 @@ def draw_compute(found: StudyNumbers) -> Picture:
 
 
 def draw_regret(found: StudyNumbers) -> Picture:
-    """Draw the regret in per cent by compute."""
+    """Draw the regret of all arms in per cent by compute."""
     regrets = {name: 100.0 * regret(above) for name, above in found.excesses().items()}
     return Picture(
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
@@ -216,8 +224,8 @@ def draw_regret(found: StudyNumbers) -> Picture:
 def _over_compute(
     title: str, found: StudyNumbers, values: Mapping[str, FloatArray], dotted: FloatArray | None
 ) -> str:
-    """Draw values of all arms by compute: static arms first, then the dotted reference, then the other
-    arms.
+    """Draw a value of each arm by compute. Static arms are drawn first, then the dotted reference, then the
+    other arms.
     """
     at = [mark * found.budget for mark in found.marks]
 
@@ -231,7 +239,7 @@ def _over_compute(
 
 
 def draw_parameters(found: StudyNumbers) -> Picture:
-    """Draw loss by parameters at the end of the budget, with static arms connected by a line."""
+    """Draw test loss by parameters at the end of the budget, with static arms connected by a line."""
     ends = {arm.name: (float(arm.params[-1]), float(arm.losses[..., -1].mean())) for arm in found.arms}
     static = sorted(ends[arm.name] for arm in found.arms if arm.is_static)
     curves = [Curve(name, [end], "dots") for name, end in ends.items()]
@@ -252,7 +260,7 @@ def draw_parameters(found: StudyNumbers) -> Picture:
 
 
 def _number(form: str, value: float) -> str:
-    """Format a value; "∞" if infinite, "–" if NaN."""
+    """Format a number; "∞" if it is infinite, "–" if it is NaN."""
     if math.isinf(value):
         return "∞"
     return notation.UNKNOWN if math.isnan(value) else form.format(value).replace("%", " %")

@@ -1,6 +1,6 @@
-"""Summary printed by ``esper run``: result of an episode, its seeds, and a comparison of arms.
+"""Summary printed by ``esper run``: scores and costs of an episode, its seeds, and a comparison of arms.
 
-Tables of the summary fit a terminal of 80 columns.
+Tables of the summary of an episode fit a terminal of 80 columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,18 +18,18 @@ from esper.karn.seed_histories import HORIZON, SeedHistory
 from esper.leyline.rows import EpisodeRow, RunRow
 
 _NOT_ADDED: Final = {"pruned_seeds": "of which pruned seeds", "validation": "validation, not charged"}
-"""Purposes of compute left out of the charged sum: pruned seeds are part of other purposes, validation is not
-charged.
+"""Purposes whose FLOPs are not added to the charged FLOPs, with their display names. FLOPs of pruned seeds
+are already counted under other purposes, and validation is not charged.
 """
 _COPIED: Final = (
     *("env", "episode", "ended_by", "seconds", "val_score", "best_val_score", "twin_val_score", "test_score"),
     *("host_params", "params", "host_flops_per_sample", "flops_per_sample", "flops", "refused"),
 )
-"""Columns of an episode row that are copied to JSON."""
+"""Columns of an episode row that are copied to the JSON form of the summary."""
 
 
 def charged_flops(flops: Mapping[str, int]) -> int:
-    """Return the FLOPs that count against the budget: all purposes but the validation of every epoch."""
+    """Return the FLOPs that count against the budget; validation after each epoch does not count."""
     return sum(amount for purpose, amount in flops.items() if purpose not in _NOT_ADDED)
 
 
@@ -71,7 +71,7 @@ def _facts(episode: EpisodeRow) -> Table:
 
 def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False, pad_edge=False)
-    # Only the columns "stages" and "fate" may wrap in a narrow terminal.
+    # Only the columns "stages" and "fate" of the table of seeds may wrap in a narrow terminal.
     texts, wrapped = ("slot", "seed"), ("stages", "fate")
     for heading in (*texts, "born", *wrapped, "params", "contribution", "Shapley"):
         side: JustifyMethod = "left" if heading in texts + wrapped else "right"
@@ -85,7 +85,9 @@ def _seed_table(seeds: Sequence[SeedHistory]) -> Table:
 
 
 def _fate_text(seed: SeedHistory) -> Text:
-    """Return the fate of a seed on two lines, as the cell with blueprint and style has two lines."""
+    """Return the fate of a seed in two lines of text, because the cell with blueprint and style has two
+    lines.
+    """
     style = LOOKS[seed.fate_stage].colour if seed.fate_stage else ""
     fate = Text(seed.fate.replace(" ", "\n", 1), style=style)
     if seed.fate in ("fossilized", "pruned"):
@@ -94,7 +96,7 @@ def _fate_text(seed: SeedHistory) -> Text:
 
 
 def comparison(arms: Sequence[tuple[str, EpisodeRow]]) -> Table:
-    """Return a table of arms with the difference of each from the last arm, the control."""
+    """Return a table of arms with the difference of each arm from the control, which is the last arm."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
     table.add_column("arm")
     for heading in ("validation", "test", "params", "compute"):
@@ -123,7 +125,7 @@ def _cells(episode: EpisodeRow) -> tuple[str, ...]:
 
 
 def as_json(run: RunRow, episode: EpisodeRow, seeds: Sequence[SeedHistory]) -> dict[str, Any]:
-    """Return the numbers of ``episode_summary`` as JSON values; None is unknown."""
+    """Return the numbers of ``episode_summary`` as JSON values; a value of None is unknown."""
     return {
         "run": run.name,
         "task": run.task,

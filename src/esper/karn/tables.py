@@ -1,32 +1,35 @@
-"""The tables of a run as DuckDB views that can be queried while the run is written.
+"""Telemetry tables of a run as DuckDB views that can be queried while the run is in progress.
 
-Parquet files are scanned in place. JSON lines are copied into memory up to the last complete line, so no
-query reads a partial line or a file that is about to be removed. If a training was killed, the rows of its
-unfinished iteration come last in each table. The database can read only the run's telemetry and writes
-nothing.
+Parquet files of rows are scanned in place, without a copy. JSON lines of rows are copied into memory, so no
+query reads a file that is about to be removed. The database of a run can read only the run's telemetry and
+writes nothing.
 """
 
 import json
-import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
 import duckdb
-import msgspec
 
-from esper.files.row_files import check_layout, old_run_error, row_files, split_lines
-from esper.files.writer_lock import is_being_written
-from esper.leyline import HEAD_NAMES, SCHEMA_VERSION, TABLES, UNREADABLE, EsperError, UnknownNameError
+from esper.karn.stored_rows import (
+    DATABASE_ERRORS,
+    SETTINGS,
+    StoredRows,
+    damaged_table,
+    error_text,
+    parquet_source,
+    sql_text,
+)
+from esper.leyline import HEAD_NAMES, TABLES, EsperError, UnknownNameError
 from esper.leyline.columns import COLUMNS
 
 DECISIONS: Final = "decisions"
 """View of the table ``decision`` with names instead of indices."""
 VIEWS: Final = (*TABLES, DECISIONS)
-"""Names of tables and views that a SQL query may use."""
-READ_ATTEMPTS: Final = 100
-"""Attempts to read the telemetry files; compaction may remove a listed file before it is read."""
+"""Names of telemetry tables and views that a SQL query may use."""
 
 
 class QueryError(EsperError):
@@ -34,13 +37,13 @@ class QueryError(EsperError):
 
 
 def views_in(text: str) -> list[str]:
-    """Return the views whose names occur as words in a piece of SQL."""
+    """Return the names of tables and views that occur as words in a piece of SQL."""
     words = set(re.findall(r"\w+", text.lower()))
     return [name for name in VIEWS if name in words]
 
 
 def check_statement(query: str) -> None:
-    """Raise ``QueryError`` unless the query is one statement that only reads."""
+    """Raise ``QueryError`` unless the SQL query is one statement that only reads."""
     try:
         kinds = [statement.type for statement in duckdb.extract_statements(query)]
     except duckdb.Error as error:
@@ -55,82 +58,52 @@ def check_statement(query: str) -> None:
 
 
 class Tables:
-    """In-memory database with the views of one run."""
+    """In-memory database with the tables of one run as views."""
 
-    def __init__(self, telemetry: Path, memory: int | None = None) -> None:
-        """Open the database.
+    def __init__(self, stored: StoredRows, memory: int | None = None) -> None:
+        """Open the in-memory database of a run.
 
         Args:
-            telemetry: Telemetry folder of the run.
-            memory: Memory limit in MB; None means no limit.
+            stored: Rows of the run.
+            memory: Memory limit of the database in MB; None means no limit.
         """
-        self._telemetry = telemetry.resolve()
-        self._connection = _locked_database(self._telemetry, memory)
+        self._stored = stored
+        self._connection = _locked_database(stored.telemetry, memory)
         self._connection.execute("CREATE SCHEMA lines")
-        self._stamps: dict[Path, tuple[int, int, int]] = {}
-        """Inode, size and modification time of the JSON files that were read, in reading order."""
-        self._pending: dict[str, list[bytes]] = {}
-        """JSON lines that were read but not yet inserted, by table."""
+        self._lines = stored.lines
+        """JSON lines whose first ones are in the database."""
+        self._inserted: Counter[str] = Counter()
+        """Number of JSON lines of each table in the database."""
         self._definitions: dict[str, str] = {}
-        """SQL of every view defined so far, by name."""
-        self._check_version()
+        """SQL definition of every view created so far, by name."""
 
     def current(self, names: Collection[str]) -> duckdb.DuckDBPyConnection:
-        """Update the named views and return the connection."""
+        """Update the views with the given names and return the connection to the database."""
         for name in names:
             if name not in VIEWS:
                 raise UnknownNameError("table", name, VIEWS)
         if DECISIONS in names:
             names = ["run", "decision", *names]
-        folders = self._look()
+        self._stored.look()
+        if self._stored.lines is not self._lines:
+            self._connection.execute("DROP SCHEMA lines CASCADE; CREATE SCHEMA lines")
+            self._lines = self._stored.lines
+            self._inserted.clear()
         for name in dict.fromkeys(names):
-            self._define(name, _decisions_view() if name == DECISIONS else self._view_of(name, folders))
+            self._define(name, _decisions_view() if name == DECISIONS else self._view_of(name))
         return self._connection
 
     def ready_for(self, query: str) -> duckdb.DuckDBPyConnection:
-        """Update the views that a query names, all views if it names none, and return the connection."""
+        """Update the views whose names occur in a query, or all views if no name occurs; return the
+        connection to the database.
+        """
         return self.current(views_in(query) or VIEWS)
 
-    def _check_version(self) -> None:
-        """Raise an error if the run has another schema version, whose columns differ."""
-        check_layout(self._telemetry)
-        for folder in self._look():
-            file = folder / "run.parquet"
-            query = f"SELECT schema_version FROM read_parquet({_text(str(file))})"
-            for (version,) in self._connection.execute(query).fetchall() if file.exists() else ():
-                if version != SCHEMA_VERSION:
-                    raise old_run_error(self._telemetry.parent, version)
-
-    def _look(self) -> list[Path]:
-        """Read the current JSON lines and return the Parquet folders with the rows before these lines."""
-        for _ in range(READ_ATTEMPTS):
-            try:
-                is_over = not is_being_written(self._telemetry)
-                found = row_files(self._telemetry)
-                unfinished = [path for span in found.unfinished for path in sorted(span.path.glob("*.jsonl"))]
-                self._read([*(span.path for span in found.lines), *(unfinished if is_over else [])])
-            except FileNotFoundError:
-                continue  # The file was compacted to Parquet; list the files again.
-            except OSError as error:
-                raise EsperError(f"'{error.filename}' cannot be read: {error.strerror}") from None
-            return [span.path for span in found.parquet]
-        raise EsperError(f"the files in '{self._telemetry}' come and go; try again")
-
-    def _read(self, files: Sequence[Path]) -> None:
-        """Read the complete lines of the given JSON files in order; raises ``OSError``."""
-        stamps = [(path, _stamp(path)) for path in files]
-        if stamps[: len(self._stamps)] != list(self._stamps.items()):
-            self._connection.execute("DROP SCHEMA lines CASCADE; CREATE SCHEMA lines")
-            self._pending.clear()
-            self._stamps.clear()
-        for path, stamp in stamps[len(self._stamps) :]:
-            split_lines(path, path.read_bytes(), self._pending)
-            self._stamps[path] = stamp
-
     def _table_of_lines(self, name: str) -> str:
-        """Insert the pending lines of a table and return the qualified name of the table with all lines.
+        """Insert the new JSON lines of a table into the database and return the qualified name of the table
+        with all lines.
 
-        Inserted lines are in a schema other than main, which hides their tables from SHOW TABLES.
+        Inserted JSON lines are in a schema other than main, so SHOW TABLES does not list their tables.
         """
         table = f"lines.{_quoted(name)}"
         columns = ", ".join(f"{_quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
@@ -140,18 +113,19 @@ class Tables:
             f"INSERT INTO {table} SELECT unnest(from_json_strict(line, '{structure}'))"
             " FROM (SELECT unnest(?::VARCHAR[]) AS line)"
         )
-        try:
-            if lines := self._pending.pop(name, None):
+        if lines := self._lines[name][self._inserted[name] :]:
+            self._stored.decoded_lines(TABLES[name])  # Lines that are not rows of the table raise an error.
+            try:
                 self._connection.execute(insertion, [[line.decode() for line in lines]])
-        except (duckdb.Error, UnicodeDecodeError) as error:
-            raise EsperError(_bad_line_error(self._stamps, name, error)) from None
+            except DATABASE_ERRORS as error:
+                raise damaged_table(self._stored.telemetry, name, error) from None
+            self._inserted[name] += len(lines)
         return table
 
-    def _view_of(self, table: str, folders: Sequence[Path]) -> str:
+    def _view_of(self, table: str) -> str:
         sources = [self._table_of_lines(table)]
-        files = [path for folder in folders if (path := folder / f"{table}.parquet").exists()]
-        if files:
-            sources.insert(0, f"read_parquet([{', '.join(_text(str(path)) for path in files)}])")
+        if files := self._stored.parquet_files(table):
+            sources.insert(0, parquet_source(files))
         names = ", ".join(_quoted(column.name) for column in COLUMNS[table])
         return " UNION ALL ".join(f"SELECT {names} FROM {source}" for source in sources)
 
@@ -159,8 +133,8 @@ class Tables:
         if self._definitions.get(name) != definition:
             try:
                 self._connection.execute(f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
-            except duckdb.Error as error:
-                raise EsperError(f"table '{name}' cannot be read: {error_text(error)}") from None
+            except DATABASE_ERRORS as error:
+                raise damaged_table(self._stored.telemetry, name, error) from None
             self._definitions[name] = definition
 
 
@@ -169,47 +143,14 @@ class Tables:
 
 def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConnection:
     """Open an in-memory database that can read only ``telemetry`` and whose settings are locked."""
-    settings: dict[str, str | bool | int | float | list[str]] = {
-        "async_threads": 0,  # Local files gain nothing from async reads, and threads are slow to start.
-        "autoinstall_known_extensions": False,
-        "autoload_known_extensions": False,
-        "python_enable_replacements": False,  # Python variables must not be usable as tables.
-        "temp_directory": "",
-    }
+    settings = dict(SETTINGS)
     if memory is not None:
         settings |= {"memory_limit": f"{memory}MB", "threads": 1}
     connection = duckdb.connect(":memory:", config=settings)
-    connection.execute(f"SET allowed_directories = [{_text(f'{telemetry}/')}]")
+    connection.execute(f"SET allowed_directories = [{sql_text(f'{telemetry}/')}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
     return connection
-
-
-# --- JSON lines -------------------------------------------------------------------------------------
-
-
-def _stamp(path: Path) -> tuple[int, int, int]:
-    status = os.stat(path)
-    return (status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _bad_line_error(files: Iterable[Path], table: str, error: Exception) -> str:
-    """Return an error message that names the first JSON line that is not a row of the table."""
-    decoder = msgspec.json.Decoder(TABLES[table])
-    begin = f'{{"table":"{table}",'.encode()
-    for path in files:
-        for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
-            try:
-                if line.startswith(begin):
-                    decoder.decode(line)
-            except UNREADABLE as reason:
-                return f"{path}, line {number}, is not a row of table '{table}': {reason}"
-    return f"table '{table}' cannot be read: {error_text(error)}"
-
-
-def error_text(error: Exception) -> str:
-    """Return the message of a DuckDB error without the excerpt of the query."""
-    return " ".join(str(error).partition("\n\nLINE ")[0].split())
 
 
 # --- SQL --------------------------------------------------------------------------------------------
@@ -220,14 +161,11 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
-
-
 def _decisions_view() -> str:
-    """Return the SQL of the view ``decisions``, which looks the names up in the lists of the run row.
+    """Return the SQL of the view ``decisions``, which takes the names of choices from the lists of the run
+    row.
 
-    The choice of a policy head is null if the chosen op does not use the head.
+    The column of a policy head in the view ``decisions`` is null if the chosen op does not use the head.
     """
     positions = ", ".join(f"list_position(heads, '{head}') AS {head}_at" for head in HEAD_NAMES)
     names = ", ".join(

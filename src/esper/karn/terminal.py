@@ -1,12 +1,12 @@
-"""Terminal view of a run in progress: a live screen, or plain lines if the output is not a terminal.
+"""Terminal view of a run in progress: a live screen, or plain log lines if the output is not a terminal.
 
-The terminal view reads the run's directory, so any process can show a run. Callers call ``refresh`` after
-rows were written. Log lines are written on the caller's thread; a screen is drawn on the thread of rich's
-``Live``, where DuckDB releases the GIL. Log lines and screen may use a small share of the run time; rows that
-arrive too early for that limit appear with the next update.
+The terminal view reads the run's directory, so any process can show the run. The method ``refresh`` of the
+terminal view must be called after rows were written. Log lines are written on the caller's thread. The screen
+is drawn on the thread of rich's ``Live``, where DuckDB queries release the GIL. The terminal view may use
+only a small share of the run time; new rows whose display would exceed this share are shown at a later
+update.
 """
 
-import sys
 import threading
 import time
 from contextlib import AbstractContextManager
@@ -24,6 +24,8 @@ from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
 from esper.karn.screen import screen
 from esper.leyline import EsperError, RunRow, UpdateRow
+from esper.leyline.errors import notify
+from esper.leyline.printable import printable
 
 DRAWS_PER_SECOND: Final = 2
 SHARE_OF_TIME: Final = 0.02
@@ -44,14 +46,14 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         share_of_time: float | None = None,
         skip_past: bool = False,
     ) -> None:
-        """Start the view.
+        """Start the terminal view of a run.
 
         Args:
             directory: Directory of the run.
-            console: Console to write to.
-            env: Environment of a training whose slots are shown.
-            share_of_time: Largest share of the run time spent on the view.
-            skip_past: Do not write lines for rows that are already recorded.
+            console: Console of rich on which the run is shown.
+            env: Environment of a policy training whose slots are shown; None shows the best episode.
+            share_of_time: Largest share of the run time that the terminal view may use.
+            skip_past: Whether to write no log lines for rows that were recorded before this call.
         """
         self._directory = directory
         self._console = console
@@ -60,17 +62,20 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._run: Run | None = None
         self._lock = threading.Lock()
         self._has_news = False
-        """Whether ``refresh`` was called; before the first call, the directory may belong to an earlier run.
+        """Whether ``refresh`` was called; before its first call, the directory may belong to an earlier
+        run.
         """
         self._is_stale = False
         self._next_look = 0.0
         self._is_last = False
-        """Whether the next update is the last update, which must not wait."""
+        """Whether the terminal view is being closed, so that the next update is the last and must not
+        wait.
+        """
         self._has_begun = False
         self._seen: set[Stamp] = set()
         self._drawn: RenderableType = Text("waiting for the run to begin", style="dim")
         self._width = 0
-        self.error: EsperError | None = None
+        self.error: EsperError | OSError | None = None
         """Reason why the terminal view stopped; the run itself may continue."""
         if skip_past and (run := self._begun()) is not None:
             self._has_begun, self._seen = True, stamps(run)
@@ -80,7 +85,9 @@ class TerminalView(AbstractContextManager["TerminalView"]):
             self._live.start(refresh=True)
 
     def refresh(self) -> None:
-        """Show new rows soon; blocks the caller for at most its share of the run time."""
+        """Show new rows of the run soon. The calling thread spends at most ``share_of_time`` of the run time
+        on this method.
+        """
         self._has_news = self._is_stale = True
         if self._live is None and time.monotonic() >= self._next_look:
             self._look()
@@ -91,7 +98,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         if self._live is None and self._has_news:
             self._look()
         elif self._live is not None:
-            self._live.stop()  # Live.stop() draws the screen once more.
+            self._live.stop()  # The method stop() of rich's Live draws the screen a last time.
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -104,23 +111,28 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         return self._run
 
     def _look(self) -> None:
-        """Read new rows of the run unless an earlier read failed, and schedule the next read."""
+        """Read and show new rows of the run unless an earlier read failed; then set the time of the next
+        read.
+        """
         if self.error is not None:
             return
         try:
             run = self._begun()
             began = time.thread_time()
             if run is not None:
-                # The event is cleared before reading, so that rows written during the read trigger another
-                # read.
+                # ``_is_stale`` is set to False before the read, so that rows written during the read cause
+                # another read.
                 self._is_stale = False
                 if self._live is None:
                     self._write_lines(run)
                 else:
                     self._render(run)
-        except EsperError as error:
+        except BrokenPipeError:
+            raise
+        except (EsperError, OSError) as error:
             self.error = error
-            sys.stderr.write(f"esper: the run is no longer shown: {error}\n")
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            notify(f"the run is no longer shown: {printable(str(reason))}")
             return
         self._next_look = time.monotonic() + (time.thread_time() - began) / self._share_of_time
 
@@ -133,12 +145,13 @@ class TerminalView(AbstractContextManager["TerminalView"]):
             return self._drawn
 
     def _render(self, run: Run) -> None:
-        """Render the screen to lines and store the lines; rich would render the tables again on every
+        """Render the screen to lines and store the lines, because rich would render the tables again on every
         refresh.
         """
         self._width = self._console.width
         lines = self._console.render_lines(screen(run, self._width, self._env), pad=False)
-        self._drawn = SegmentLines(lines, new_lines=True)
+        safe = [[segment._replace(text=printable(segment.text)) for segment in line] for line in lines]
+        self._drawn = SegmentLines(safe, new_lines=True)
 
     def _write_lines(self, run: Run) -> None:
         lines = [] if self._has_begun else first_lines(run.row)
@@ -147,13 +160,13 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._seen.update(entry.stamp for entry in entries)
         updates = [entry for entry in entries if isinstance(entry.row, UpdateRow)]
         for entry in entries:
-            # The estimate of the remaining time applies to the last logged iteration only.
+            # The estimated remaining time is shown only in the log line of the last iteration.
             left = progress(run).seconds_left if updates[-1:] == [entry] else None
             line = line_of(entry, run.row, left)
             lines += [] if line is None else [line]
         encoding = self._console.encoding
         for line in lines:
-            self._console.file.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+            self._console.file.write(printable(line).encode(encoding, "replace").decode(encoding) + "\n")
         self._console.file.flush()
 
 

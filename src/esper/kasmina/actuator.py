@@ -1,4 +1,4 @@
-"""Execution of actions: check legality and gate, then change slot table and network together."""
+"""Execution of actions: check legality and gate of an action, then change slot table and network together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from esper.kasmina import gates, lifecycle
+from esper.kasmina import lifecycle
 from esper.leyline import GateVerdict, SlotTable, Stage, StageMove, legal_slots_by_op
 from esper.leyline.factored_actions import (
     ALPHA_SPEED_EPOCHS,
@@ -22,17 +22,17 @@ from esper.leyline.rules import ActionSpace, LifecycleRules
 
 
 class Body(Protocol):
-    """Network, or simulation of a network, to which actions are applied."""
+    """Interface of a network whose seeds are changed by actions: a real network or a simulation."""
 
     table: SlotTable
-    """Slot table of one environment."""
+    """Slot table of the network's environment, with one row."""
     rules: LifecycleRules
 
     @property
     def action_space(self) -> ActionSpace: ...
 
     def germinate(self, slot: int, blueprint: int, style: int) -> int:
-        """Attach a seed and return its number of parameters."""
+        """Attach a seed to ``slot`` and return its number of parameters."""
 
     def remove(self, slot: int) -> None:
         """Remove the seed of ``slot``."""
@@ -41,12 +41,14 @@ class Body(Protocol):
         """Return whether every weight of the seed in ``slot`` is finite."""
 
     def sync(self) -> None:
-        """Apply changes of the slot table to the network."""
+        """Set the alpha of every seed, and whether it takes part in the forward pass, as the slot table
+        says."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result of an action: its stage moves, or the gate that refused it with the failed checks."""
+    """Result of an action: the stage changes that it caused, or the gate that refused it and the checks that
+    failed."""
 
     succeeded: bool
     moves: tuple[StageMove, ...] = ()
@@ -63,13 +65,13 @@ class Outcome:
 
 
 def apply_action(body: Body, action: IntArray, seed_id: int, legal: BoolArray | None = None) -> Outcome:
-    """Carry out one action and bring the network in line with the slot table.
+    """Execute one action, then update the network from the slot table.
 
     Args:
-        body: Network to change.
-        action: Canonical action ``[8]``.
-        seed_id: Number of the next seed.
-        legal: Mask ``[op, slot]`` of legal actions; computed unless given.
+        body: Network to change, with its slot table.
+        action: Canonical action, one index per head, ``[head]``.
+        seed_id: Serial number for the seed if the action germinates one.
+        legal: Mask ``[op, slot]`` of legal actions; computed from the slot table unless given.
     """
     op, slot = LifecycleOp(int(action[Head.OP])), int(action[Head.SLOT])
     legal = legal_slots_by_op(body.table, body.rules)[0] if legal is None else legal
@@ -96,7 +98,7 @@ def _attempt(body: Body, action: IntArray, op: LifecycleOp, slot: int, seed_id: 
     if op is LifecycleOp.PRUNE:
         return Outcome.done(lifecycle.prune(table, 0, slot, rules, epochs=epochs, curve=curve))
     if op is LifecycleOp.FOSSILIZE:
-        verdict = gates.g5_worthy(table, 0, slot, rules, finite=body.is_finite(slot))
+        verdict = lifecycle.g5_worthy(table, 0, slot, rules, finite=body.is_finite(slot))
         if not verdict.ok:
             return Outcome.refused(verdict)
         return Outcome.done(lifecycle.fossilize(table, 0, slot, verdict))
@@ -106,7 +108,7 @@ def _attempt(body: Body, action: IntArray, op: LifecycleOp, slot: int, seed_id: 
 
 def _germinate(body: Body, action: IntArray, slot: int, seed_id: int, target: float) -> Outcome:
     blueprint, style = int(action[Head.BLUEPRINT]), int(action[Head.STYLE])
-    verdict = gates.g0_valid(body.action_space, slot, blueprint)
+    verdict = lifecycle.g0_valid(body.action_space, slot, blueprint)
     if not verdict.ok:
         return Outcome.refused(verdict)
     params = body.germinate(slot, blueprint, style)
@@ -122,7 +124,8 @@ def _germinate(body: Body, action: IntArray, slot: int, seed_id: int, target: fl
 
 
 def settle(body: Body, moves: Sequence[StageMove]) -> None:
-    """Bring the network in line with the table after ``moves``: remove pruned seeds and set all alphas."""
+    """Apply stage changes to the network: remove pruned seeds, and set every alpha to its value in the slot
+    table."""
     for move in moves:
         if move.target is Stage.PRUNED:
             body.remove(move.slot)
@@ -130,7 +133,8 @@ def settle(body: Body, moves: Sequence[StageMove]) -> None:
 
 
 def commit(body: Body) -> list[StageMove]:
-    """Fossilize the held seeds that pass gate G5 and remove all other live seeds (end of an episode)."""
+    """End an episode: make the seeds in HOLDING that pass gate G5 permanent, and remove all other live
+    seeds."""
     table, rules = body.table, body.rules
     moves: list[StageMove] = []
     for slot in range(table.num_slots):
@@ -138,7 +142,7 @@ def commit(body: Body) -> list[StageMove]:
             continue
         reason = "not held at the horizon"
         if table.stage[0, slot] == Stage.HOLDING:
-            verdict = gates.g5_worthy(table, 0, slot, rules, finite=body.is_finite(slot))
+            verdict = lifecycle.g5_worthy(table, 0, slot, rules, finite=body.is_finite(slot))
             if verdict.ok:
                 moves += lifecycle.fossilize(table, 0, slot, verdict, "mechanical", "horizon commits")
                 continue
@@ -149,8 +153,8 @@ def commit(body: Body) -> list[StageMove]:
 
 
 def advance(body: Body) -> list[StageMove]:
-    """Make the stage moves that need no decision; call this function after ``tick`` and the measurements of
-    an epoch.
+    """Make the automatic stage changes at the end of an epoch, after ``tick`` and the measurements of the
+    epoch.
     """
     moves = lifecycle.advance(body.table, 0, body.rules)
     settle(body, moves)
@@ -158,5 +162,5 @@ def advance(body: Body) -> list[StageMove]:
 
 
 def tick(body: Body) -> None:
-    """Add one epoch to all counters of the slots."""
+    """Add one epoch to all epoch counters of the slots, such as age and epochs in stage."""
     lifecycle.tick(body.table, 0)

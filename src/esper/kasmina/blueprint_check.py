@@ -1,8 +1,8 @@
-"""Check of a user's blueprint in training, between two small layers.
+"""Check that a user's blueprint can be trained, by training a seed between two small layers.
 
-Germination already refuses a seed that changes the shape or does not start at zero. Function
-``check_blueprint`` also trains a seed: every parameter must receive a gradient, and a token must not depend
-on later tokens.
+Germination already refuses a seed that changes the shape of the features or whose delta is not zero at birth.
+Function ``check_blueprint`` also trains a seed: every parameter must receive a gradient, and the output for a
+token must not depend on later tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +22,9 @@ from esper.kasmina.slot import SeedSlot
 from esper.leyline import BLEND_IDS, STYLE_OPERATORS, BlueprintError, Stage
 
 RNG_SEEDS: Final = range(5)
-"""Rng seeds of the initialisations for which every parameter must receive a gradient."""
+"""Rng seeds of the initial weights with which a blueprint is checked."""
 LEAST_GRADIENT: Final = (1e-6, 1e-8)
-"""Relative and absolute part of the smallest accepted gradient norm of a tensor: relative part times the
-tensor's norm, plus absolute part.
+"""Two numbers a and b: the gradient norm of a parameter tensor must be at least a · (norm of the tensor) + b.
 """
 
 _CLASSES, _BATCH, _LENGTH, _INPUT = 4, 16, 6, 2
@@ -34,7 +33,7 @@ _SHAPES: Final[Mapping[Topology, tuple[int, ...]]] = {
     "tokens": (_LENGTH, _INPUT),
     "features": (_INPUT,),
 }
-"""Shape of one input of the probe network, without the batch axis."""
+"""Shape of one input of the host that the check builds, by topology, without the batch axis."""
 
 
 def check_blueprint(
@@ -42,14 +41,21 @@ def check_blueprint(
 ) -> None:
     """Raise BlueprintError if the blueprint ``name`` cannot be trained in a slot of ``width``.
 
-    At the second backward pass every tensor of seed and gate must receive a gradient: for every blend
-    operator, while incubating and while blended, over five initialisations.
+    Every tensor of the seed and its gate must receive a gradient in the second backward pass. The check
+    covers every blend operator, incubating and blended seeds, and five initialisations.
 
     Args:
-        name: Name of the registered blueprint.
-        topology: Kind of features.
-        width: Width of the slot.
-        causal: On tokens, also require that no token depends on a later one.
+        name: Name of the blueprint, which must be registered.
+        topology: Kind of features at the slot: ``feature_map``, ``tokens`` or ``features``.
+        width: Width of the slot: its number of channels or features.
+        causal: For tokens, also require that the output of a token does not depend on later tokens.
+
+    Raises:
+        UnknownNameError: No blueprint of this name is registered for the topology.
+        BlueprintError: A tensor of the seed receives no gradient, or a token depends on later tokens.
+
+    Example:
+        >>> check_blueprint("conv_light", width=32)
     """
     index = blueprint_named(name, topology).index
     styles = [
@@ -73,14 +79,14 @@ def check_blueprint(
 
 
 def tensor_norms(slot: SeedSlot) -> dict[str, float]:
-    """Return the norm of every tensor of seed and gate, by its name in the graft."""
+    """Return the norm of every parameter tensor of seed and gate, by parameter name."""
     return {name: weight.norm().item() for name, weight in _weights(slot)}
 
 
 def dead_tensors(slot: SeedSlot, norms: Mapping[str, float]) -> list[str]:
-    """Return the names of tensors of seed and gate without a gradient, or with a negligible one.
+    """Return the names of the parameter tensors of seed and gate whose gradient is missing or negligible.
 
-    ``norms`` are the norms of the tensors, as returned by ``tensor_norms``.
+    Argument ``norms`` has the norm of every parameter tensor, as ``tensor_norms`` returns it.
     """
     relative, absolute = LEAST_GRADIENT
     return [
@@ -95,8 +101,8 @@ def _weights(slot: SeedSlot) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def dead_at_the_second_backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> list[str]:
-    """Train the seed in the first slot for one step; return the tensors of the seed without a gradient in the
-    second step.
+    """Train the seed in the first slot for one step; return the names of its parameter tensors that receive
+    no gradient in the next backward pass.
     """
     model.table.stage[0, 0], model.table.alpha[0, 0] = stage, 0.5
     model.sync()
@@ -120,7 +126,8 @@ def _backward(model: MorphogeneticModel, x: Tensor, y: Tensor, stage: Stage) -> 
 
 @torch.no_grad()
 def sees_later_tokens(network: Callable[[Tensor], Tensor], x: Tensor) -> bool:
-    """Return whether the output of a token changes with a later token of ``x [batch, tokens, …]``."""
+    """Return whether the output of ``network`` for a token changes with a later token of ``x [batch, tokens,
+    …]``."""
     outputs = network(x)
     others = x.roll(1, dims=0)
     for seen in range(1, x.shape[1]):
@@ -150,7 +157,7 @@ class _Probe(Host):
 def _planted(
     blueprint: int, topology: Topology, width: int, style: int, rng_seed: int
 ) -> tuple[MorphogeneticModel, Tensor, Tensor]:
-    """Return a host with a new seed, inputs and targets."""
+    """Return a host with a new seed in its slot, inputs, and targets."""
     model = MorphogeneticModel(_Probe(topology, width), streams=slot_streams(rng_seed))
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1, momentum=0.9))
     model.germinate(0, blueprint, style)

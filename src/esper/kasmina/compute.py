@@ -1,7 +1,8 @@
-"""Compute of a network that grows: FLOPs of its parts, and a ledger of FLOPs and seconds by purpose.
+"""FLOPs of a growing network and its modules, and a ledger of FLOPs and seconds by purpose, such as training
+or validation.
 
-FLOPs are multiplications and additions of convolutions and matrix products, counted by torch's counter while
-a part really runs. Normalisation, activations and pooling are not counted."""
+FLOPs are multiplications and additions of convolutions and matrix products, counted by torch's FLOP counter
+while a module runs. FLOPs of normalisation, activations and pooling are not counted."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _BATCH = 2
 
 
 def flop_counter() -> FlopCounterMode:
-    """Return torch's counter with correct formulas for grouped convolutions and attention on the CPU."""
+    """Return torch's FLOP counter, with correct formulas for grouped convolutions and for attention on the
+    CPU."""
     aten = torch.ops.aten
     formulas = {
         aten.convolution_backward: _convolution_backward,
@@ -44,10 +46,12 @@ def flop_counter() -> FlopCounterMode:
 def _convolution_backward(
     grad_output: Sequence[int], x: Sequence[int], weight: Sequence[int], *settings: Any, **_: Any
 ) -> int:
-    """Return the FLOPs of a convolution's backward; the gradients of input and weight cost one forward each.
+    """Return the FLOPs of a convolution's backward pass; the gradients of input and weight each cost as much
+    as one forward pass.
 
-    ``weight [out, in / groups, …]`` contains the groups. Torch's own formula counts every pair of input and
-    output channels for the weight gradient, ``groups`` times too much.
+    The shape of ``weight [out, in / groups, …]`` already contains the division by the number of groups.
+    Torch's own formula ignores the groups in the gradient of the weight, so its result is ``groups`` times
+    too large.
     """
     *_before, transposed, _output_padding, _groups, wanted = settings
     positions = math.prod((x if transposed else grad_output)[2:])
@@ -55,27 +59,28 @@ def _convolution_backward(
 
 
 def _of_first(shapes: int, formula: Callable[..., int]) -> Callable[..., int]:
-    """Return torch's formula for attention, which torch applies on CUDA only; causal masks are ignored."""
+    """Return torch's FLOP formula for attention, which torch itself applies on CUDA only; causal masks are
+    ignored."""
     return lambda *arguments, **_: int(formula(*arguments[:shapes]))
 
 
 class PartCost(NamedTuple):
-    """FLOPs per sample of one part of the network."""
+    """FLOPs per sample of one module: a seed, or a part of the host between two slots."""
 
     forward: int
     to_all: int
-    """FLOPs of the backward pass into parameters and input."""
+    """FLOPs of a backward pass that computes the gradients of parameters and input."""
     to_parameters: int
-    """FLOPs of the backward pass into parameters only, if the input needs no gradient."""
+    """FLOPs of a backward pass that computes the gradients of parameters only."""
     to_input: int
-    """FLOPs of the backward pass into the input only, if the parameters are frozen."""
+    """FLOPs of a backward pass that computes the gradient of the input only."""
 
 
 _counted: dict[tuple[str, tuple[int, ...], tuple[torch.Size, ...]], PartCost] = {}
 
 
 def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> PartCost:
-    """Return the FLOPs of one part on a sample of ``shape``; parts with equal repr are counted once per
+    """Return the FLOPs of a module on a sample of ``shape``; modules with equal repr are counted once per
     process."""
     key = (f"{type(part).__module__}.{part!r}", shape, tuple(p.shape for p in part.parameters()))
     if key not in _counted:
@@ -84,7 +89,8 @@ def count_part(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype = tor
 
 
 def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartCost:
-    """Count the FLOPs on a copy of the part, because running the part may change its statistics."""
+    """Count the FLOPs of a copy of the module, because a forward pass may change the module's running
+    statistics."""
     part = copy.deepcopy(part).cpu()
     parameters = [p for p in part.parameters() if p.requires_grad]
 
@@ -102,14 +108,14 @@ def _count(part: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> PartC
             torch.autograd.grad(output.sum(), wanted, allow_unused=True)
         return int(forward.get_total_flops()) // _BATCH, int(backward.get_total_flops()) // _BATCH
 
-    with TorchStream(0):  # The separate stream keeps dropout from advancing the caller's random state.
+    with TorchStream(0):  # A separate stream keeps dropout from advancing the caller's random state.
         forward, to_all = count(True, True)
         return PartCost(forward, to_all, count(True, False)[1], count(False, True)[1])
 
 
 def forward_flops(net: nn.Module, sample: Any) -> float:
     """Return the FLOPs of one forward pass of the network on a sample; at least 1."""
-    with untouched(net, training=False), layer_by_layer(), torch.no_grad(), flop_counter() as counter:
+    with untouched(net, training=False), flop_counter() as counter, layer_by_layer(), torch.no_grad():
         call(net, sample)
     return float(max(counter.get_total_flops(), 1))
 
@@ -128,7 +134,7 @@ class _SeedPart(nn.Module):
 
 @dataclass(slots=True)
 class ComputeLedger:
-    """FLOPs and seconds of one training, by purpose."""
+    """FLOPs and seconds of one training by purpose, such as forward passes, validation and races."""
 
     forward: int = 0
     backward: int = 0
@@ -137,13 +143,14 @@ class ComputeLedger:
     counterfactual: int = 0
     race: int = 0
     pruned_seeds: int = 0
-    """FLOPs spent on seeds that were removed; they are also part of the other purposes."""
+    """FLOPs spent on seeds that were removed later; the other fields of the ledger include these FLOPs
+    too."""
     seconds: dict[str, float] = field(default_factory=dict)
-    """Wall-clock seconds of the purposes ``train``, ``measure`` and ``race``, if they were timed."""
+    """Wall-clock seconds spent on ``train``, ``measure`` and ``race``, if measured."""
 
     @property
     def charged(self) -> int:
-        """FLOPs that count against a budget: all but the validation of each epoch."""
+        """FLOPs that count against a budget: all except those of the validation after each epoch."""
         return self.total - self.validation
 
     @property
@@ -152,17 +159,17 @@ class ComputeLedger:
         return training + self.validation + self.counterfactual + self.race
 
     def flops(self) -> dict[str, int]:
-        """Return the FLOPs by purpose."""
+        """Return the FLOPs by purpose, such as ``forward``, ``validation`` and ``race``."""
         return {name: round(value) for name, value in asdict(self).items() if name != "seconds"}
 
     def charge(self, **flops: float) -> None:
-        """Add FLOPs to the named purposes."""
+        """Add FLOPs to the named fields of the ledger, such as ``validation``."""
         for purpose, amount in flops.items():
             setattr(self, purpose, getattr(self, purpose) + round(amount))
 
     @contextmanager
     def timed(self, purpose: str) -> Iterator[None]:
-        """Add the seconds spent inside the context to ``purpose``."""
+        """Add the wall-clock seconds spent inside the context to the entry ``purpose``."""
         began = time.perf_counter()
         try:
             yield
@@ -173,18 +180,19 @@ class ComputeLedger:
 
 @dataclass
 class FlopMeter:
-    """Meter that counts the FLOPs of a network's parts and adds the compute of its training to a ledger."""
+    """Counts the FLOPs of every seed and of every part of the host between slots, and adds the FLOPs of
+    training to a ledger."""
 
     model: MorphogeneticModel
     sample: Tensor
-    """Shape of one input of the host, without the batch axis."""
+    """Input of the host without the batch axis; only shape and dtype are used."""
     ledger: ComputeLedger = field(default_factory=ComputeLedger)
 
     def __post_init__(self) -> None:
         shape = tuple(self.sample.shape)
         first, *rest = self.model.segments or [self.model.host]
         parts = zip(rest, self.model.sites, strict=True) if rest else ()
-        # FLOPs of the seeds are counted separately.
+        # Seeds are switched off here; their FLOPs are counted in ``germinated``.
         with self.model.taking_part(self.model.without(*self.model.blended)):
             self._segments = [count_part(first, shape, self.sample.dtype)]
             self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
@@ -199,7 +207,7 @@ class FlopMeter:
         self._spent[slot] = 0
 
     def removed(self, slot: int) -> None:
-        """Count all compute of the seed in ``slot`` as compute of a pruned seed."""
+        """Add all FLOPs spent on the removed seed of ``slot`` to the ledger's FLOPs of pruned seeds."""
         self.ledger.pruned_seeds += self._spent.pop(slot)
         del self._seeds[slot]
 
@@ -209,10 +217,11 @@ class FlopMeter:
         return host, host + sum(self._seeds[slot].forward for slot in self.model.blended)
 
     def follow_model(self, stayed: Sequence[int]) -> None:
-        """Follow a rollback of the network after which the seeds of the slots ``stayed`` are the same.
+        """Count the FLOPs of the present seeds again after a rollback; ``stayed`` are the slots whose seed
+        the rollback did not change.
 
-        A rollback does not subtract compute. Compute of seeds that the rollback removed counts as compute of
-        pruned seeds.
+        A rollback does not subtract FLOPs from the ledger. FLOPs spent on seeds that a rollback removed count
+        as those of pruned seeds.
         """
         kept = {slot: spent for slot, spent in self._spent.items() if slot in stayed}
         self.ledger.pruned_seeds += sum(self._spent.values()) - sum(kept.values())
@@ -220,19 +229,19 @@ class FlopMeter:
         self._restore_spent({slot: kept.get(slot, 0) for slot in occupied})
 
     def _restore_spent(self, spent: dict[int, int]) -> None:
-        """Restore the compute ``spent`` on each seed and count the seeds that are attached."""
+        """Restore the FLOPs ``spent`` on each seed, and count the FLOPs per sample of the attached seeds."""
         self._seeds = {}
         for slot in spent:
             self.germinated(slot)
         self._spent = dict(spent)
 
     def state(self) -> dict[str, dict[Any, Any]]:
-        """Return the ledger and the compute of each seed."""
+        """Return the ledger and the FLOPs spent on each seed."""
         return {"ledger": asdict(self.ledger), "spent": dict(self._spent)}
 
     def load_state(self, state: dict[str, dict[Any, Any]]) -> None:
-        """Restore ledger and compute of each seed from ``state``; the seeds are already attached to the
-        network.
+        """Restore ledger and FLOPs spent on each seed from ``state``; the seeds must already be attached to
+        the network.
         """
         self.ledger = ComputeLedger(**state["ledger"])
         self._restore_spent(state["spent"])
@@ -242,9 +251,10 @@ class FlopMeter:
         return sum(self._passes(batch)) + sum(self._incubation(slot, batch) for slot in self.model.incubating)
 
     def candidate_cost(self, batch: int) -> float:
-        """Return the mean cost of the seeds that can be planted, relative to the present cost of a minibatch.
+        """Return the mean compute of training the seeds that can be planted, divided by that of training the
+        present network.
 
-        The mean cost is NaN if no seed can be planted.
+        The ratio is NaN if no seed can be planted.
         """
         table = self.model.table
         free = np.flatnonzero(table.enabled[0] & (table.stage[0] == Stage.DORMANT)).tolist()
@@ -252,15 +262,14 @@ class FlopMeter:
         return batch * fmean(costs) / self.minibatch(batch) if costs else math.nan
 
     def _costs_of_seeds(self, slot: int) -> list[int]:
-        """Return forward and backward FLOPs of every blueprint that fits ``slot``, built once for
-        counting."""
+        """Return the forward plus backward FLOPs of a seed of every blueprint that fits ``slot``."""
         if slot not in self._candidates:
             space, place = self.model.action_space, self.model.slots[slot]
             self._candidates[slot] = costs = []
             for index in space.blueprints:
                 if (slot, index) not in space.unfit:
                     spec = self.model.blueprint(slot, index)
-                    with TorchStream(0):  # The seed is only counted, so its initial weights do not matter.
+                    with TorchStream(0):  # FLOPs do not depend on the values of the weights.
                         block = without_slots(*place.block) if spec.copies else None
                         seed = Graft(place.site, spec, Style.LINEAR_ADD, block).seed
                     cost = count_part(seed, place.site.shape[1:])
@@ -268,7 +277,7 @@ class FlopMeter:
         return self._candidates[slot]
 
     def trained(self, batch: int) -> None:
-        """Add one minibatch of ``batch`` samples to the ledger."""
+        """Add the FLOPs of training on one minibatch of ``batch`` samples to the ledger."""
         forward, backward = self._passes(batch)
         self.ledger.forward += forward
         self.ledger.backward += backward
@@ -287,8 +296,7 @@ class FlopMeter:
 
     def _incubation(self, slot: int, batch: int) -> int:
         seed = self._seeds[slot]
-        # The input of an incubating seed is detached, but the function ``change`` computes the gradient of
-        # its input nevertheless.
+        # ``change`` also computes the gradient of the seed's input, which incubation does not need.
         own = seed.to_all if self.model.slots[slot].held.change is change else seed.to_parameters
         segmented = self.model.segments is not None
         others = [self._seeds[s] for s in self.model.blended if s > slot or not segmented]
@@ -297,9 +305,11 @@ class FlopMeter:
         return shadow_size(batch) * (seed.forward + own + rest)
 
     def validated(self, samples: int, switched: Sequence[int], configurations: NDArray[np.bool_]) -> None:
-        """Add one validation of ``samples`` with the seeds ``switched`` in ``configurations`` to the ledger.
+        """Add the FLOPs of one validation on ``samples`` samples to the ledger; each row of
+        ``configurations`` has one on/off state for every slot in ``switched``.
 
-        One forward pass of the whole network counts as validation, the rest as counterfactual.
+        One forward pass of the whole network counts as validation, all other forward passes as
+        counterfactual.
         """
         plain = self.per_sample()[1]
         spent, by_slot = self._tree_runs(switched, configurations)
@@ -313,8 +323,9 @@ class FlopMeter:
     def _tree_runs(
         self, switched: Sequence[int], configurations: NDArray[np.bool_]
     ) -> tuple[int, dict[int, int]]:
-        """Return the FLOPs of the host over all configurations, and how often each blended seed runs."""
-        if self.model.segments is None:  # The host runs one forward pass per configuration.
+        """Return the FLOPs of the host over all on/off configurations, and the number of forward passes of
+        each blended seed."""
+        if self.model.segments is None:  # Networks of users run once per on/off configuration.
             runs = {s: len(configurations) for s in self.model.blended if s not in switched}
             runs |= {s: int(configurations[:, i].sum()) for i, s in enumerate(switched)}
             return len(configurations) * self._segments[0].forward, runs

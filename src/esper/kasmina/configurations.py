@@ -1,8 +1,8 @@
 """Outputs of a network with its seeds switched on and off.
 
-In a segmented host every distinct prefix is computed once: at a slot that is switched, the features continue
-with and without its seed. Other networks, and networks with batch normalisation, whose statistics differ by
-configuration, repeat the whole forward pass.
+In a built-in host, on/off configurations that agree up to a slot share the forward pass up to that slot. In
+any other network, or if batch-normalisation statistics are recomputed, every on/off configuration runs a
+whole forward pass.
 """
 
 import math
@@ -14,28 +14,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.kasmina.batch_norm import kept_statistics, recalibrate
+from esper.kasmina.dry_run import kept_statistics, recalibrate
 from esper.kasmina.network import MorphogeneticModel
 
 Prefix = tuple[bool, ...]
-"""On/off state of the first few measured seeds; a configuration is the on/off state of all measured seeds."""
+"""Beginning of an on/off configuration: the states of the first few measured seeds, in the order of the
+forward pass."""
 
 FEATURES_AT_ONCE = 2**19
-"""Largest number of feature values per configuration; more values would not stay in the processor's cache."""
+"""Largest number of feature values per forward pass of one configuration; more would not stay in the
+processor's cache."""
 BATCHED_VALUES = 2**18
-"""Number of feature values up to which several configurations run as one batch, which saves calls of small
-layers. For larger features the calls cost little, and the copies into one batch cost more."""
+"""Largest number of feature values for which several on/off configurations run as one batch, to save calls of
+small layers. With larger features, copying several configurations into one batch costs more time than it
+saves."""
 ANSWERED_AT_ONCE = 2**15
-"""Number of feature values, or of output values if there are fewer, that the last segment handles in one call
-if configurations are not batched; the limit keeps the outputs in the processor's cache.
+"""Largest number of values per call of the layers after the last slot, so that the outputs stay in the
+processor's cache. Values of the features or of the outputs are counted, whichever are fewer. Configurations
+that run as one batch have no such limit.
 """
 
 
 class ConfigurationOutput(NamedTuple):
-    """Output of one configuration for some samples."""
+    """Output of the network in one on/off configuration of its seeds, for some of the samples."""
 
     row: int
-    """Index of the on/off configuration."""
+    """Row index of the on/off configuration."""
     samples: slice
     output: Tensor
 
@@ -44,7 +48,8 @@ class ConfigurationOutput(NamedTuple):
 def outputs_by_prefix(
     model: MorphogeneticModel, x: Tensor, slots: Sequence[int], configurations: NDArray[np.bool_]
 ) -> Iterator[ConfigurationOutput]:
-    """Yield the outputs of a segmented host, a share of the samples at a time; configurations are sorted."""
+    """Yield the outputs of a built-in host for all on/off configurations, a slice of the samples at a time;
+    ``configurations`` must be sorted."""
     assert model.segments is not None
     rows = [tuple(row) for row in configurations.tolist()]
     at_once = max(1, FEATURES_AT_ONCE // max(math.prod(site.shape[1:]) for site in model.sites))
@@ -60,8 +65,8 @@ def outputs_by_prefix(
 
 
 def _through(module: Callable[[Tensor], Tensor], features: dict[Prefix, Tensor]) -> dict[Prefix, Tensor]:
-    """Apply ``module`` to the features of every prefix: small features as one batch, large features one by
-    one.
+    """Apply ``module`` to several feature tensors, one per prefix of on/off states: small tensors as one
+    batch, large tensors one by one.
     """
     if len(features) == 1 or not _are_small(features):
         return {prefix: module(h) for prefix, h in features.items()}
@@ -76,8 +81,8 @@ def _are_small(features: dict[Prefix, Tensor]) -> bool:
 def _branched(
     blended: Callable[[Tensor], Tensor], off: dict[Prefix, Tensor], rows: list[Prefix]
 ) -> dict[Prefix, Tensor]:
-    """Return the features with a seed switched off and on, for every prefix of the configurations
-    ``rows``.
+    """Return the features after a slot, with its seed off or on, for every prefix of on/off states that
+    occurs in ``rows``.
     """
     depth = len(next(iter(off))) + 1
     wanted = sorted({row[:depth] for row in rows})
@@ -88,7 +93,8 @@ def _branched(
 def _outputs(
     segment: Callable[[Tensor], Tensor], features: dict[Prefix, Tensor], share: slice
 ) -> Iterator[ConfigurationOutput]:
-    """Run the last segment on the features of all configurations, in their order."""
+    """Yield the outputs of the layers after the last slot for all configurations, in the order of the
+    configurations."""
     if _are_small(features):
         for row, output in enumerate(_through(segment, features).values()):
             yield ConfigurationOutput(row, share, output)
@@ -113,9 +119,10 @@ def outputs_by_replay(
     configurations: NDArray[np.bool_],
     calibration: Tensor | None = None,
 ) -> Iterator[ConfigurationOutput]:
-    """Yield the outputs of any network by one forward pass per configuration.
+    """Yield the outputs of any network for all on/off configurations, by one forward pass per configuration.
 
-    With ``calibration`` inputs the batch-normalisation statistics are recomputed for every configuration.
+    If ``calibration`` inputs are given, the batch-normalisation statistics are recomputed from them for every
+    configuration.
     """
     for row, configuration in enumerate(configurations):
         off = [slot for slot, on in zip(slots, configuration, strict=True) if not on]

@@ -1,7 +1,7 @@
 """Contributions of seeds: the validation score of a network with its seeds switched on and off.
 
-With up to four seeds every on/off configuration is scored; with more seeds, each seed is switched off
-separately and some orders of seeds are sampled. A contribution has a paired standard error: all
+With up to four seeds every on/off configuration is scored. With more seeds, each seed is switched off alone,
+and seeds are switched on one by one in a few random orders. A contribution has a paired standard error: all
 configurations are scored on the same samples or batches, and the standard error is that of the score
 differences.
 """
@@ -19,28 +19,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.batch_norm import (
+from esper.kasmina.configurations import Prefix, outputs_by_prefix, outputs_by_replay
+from esper.kasmina.device_work import DeviceWork, run_alone
+from esper.kasmina.dry_run import (
     CALIBRATION_SAMPLES,
     batch_norms,
+    call,
     check_calibration,
+    exact_float32,
     fresh_statistics,
+    kept_modes,
     kept_statistics,
 )
-from esper.kasmina.configurations import Prefix, outputs_by_prefix, outputs_by_replay
-from esper.kasmina.dry_run import call, kept_modes
 from esper.kasmina.network import MorphogeneticModel
 from esper.leyline import BoolArray, EsperError, FloatArray, HostError, SlotTable
 
 Order = tuple[int, ...]
-"""Permutation of the measured seeds."""
-Scorer = Callable[[Sequence[int], BoolArray], tuple[FloatArray, FloatArray]]
-"""Function that returns scores and losses ``[configuration, observation]`` of on/off configurations
-``[configuration, seed]``.
+"""Order in which the measured seeds are switched on, as a permutation of their indices."""
+Scorer = Callable[[Sequence[int], BoolArray], Tensor]
+"""Function that returns scores and losses ``[2, configuration, observation]`` of on/off configurations
+``[configuration, seed]``, on any device; an observation is a sample or a batch.
 """
 Metric = Callable[[Tensor, Tensor], Tensor]
-"""Function of outputs and targets that returns one value per sample."""
+"""Function that computes one value per sample from outputs and targets."""
 Evaluate = Callable[[], Any]
-"""Function that returns a user's metric as a number, or its values batch by batch."""
+"""Function that returns a user's metric as one number, or as one number per batch."""
 
 EXACT_LIMIT: Final = 4
 """Number of seeds up to which all on/off configurations are scored."""
@@ -50,9 +53,9 @@ _FORM: Final = "it must return a number, or a sequence of numbers, one per batch
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Scores of on/off configurations of the measured seeds; ``slots [n]`` are slot indices.
+    """Scores of a network in on/off configurations of n seeds; ``slots [n]`` are the seeds' slot indices.
 
-    The last configuration is the present network with all seeds on.
+    The last of the on/off configurations is the present network, with all seeds on.
     """
 
     slots: tuple[int, ...]
@@ -63,9 +66,10 @@ class Contributions:
     contribution: FloatArray
     error: FloatArray
     shapley: FloatArray
-    """Shapley values of the seeds; NaN if not measured."""
+    """Shapley values of the measured seeds; NaN if not computed."""
     interactions: FloatArray
-    """Pair interactions ``[n, n]`` of the n measured seeds; NaN if not measured, and on the diagonal."""
+    """Pair interactions ``[n, n]`` of the n measured seeds; NaN on the diagonal and for pairs that were not
+    measured."""
 
     @property
     def score(self) -> float:
@@ -82,14 +86,14 @@ class Contributions:
         return float(self.losses[row])
 
     def interaction_sums(self) -> FloatArray:
-        """Return the sum of each seed's pair interactions; NaN without another seed, or if a pair was not
+        """Return the sum of each seed's pair interactions; NaN if there is no other seed, or a pair was not
         measured.
         """
         return np.where(self._all_partners_known(), np.nansum(self.interactions, axis=1), np.nan)
 
     def strongest_boosts(self) -> FloatArray:
-        """Return each seed's largest positive pair interaction, 0 if none is positive; NaN if a pair was not
-        measured.
+        """Return each seed's largest positive pair interaction, 0 if none is positive; NaN if there is no
+        other seed, or a pair was not measured.
         """
         best = np.nan_to_num(self.interactions).max(axis=1, initial=0.0)
         return np.where(self._all_partners_known(), best, np.nan)
@@ -100,25 +104,33 @@ class Contributions:
         return known & (partners > 0)
 
 
-def measure(
+def measure(slots: Sequence[int], score: Scorer, **settings: Any) -> Contributions:
+    """Return the result of ``measuring``, which has the same arguments, without deferring the read."""
+    return run_alone(measuring(slots, score, **settings))
+
+
+def measuring(
     slots: Sequence[int],
     score: Scorer,
     *,
     generator: torch.Generator | None = None,
     only_contributions: bool = False,
-) -> Contributions:
-    """Score the network and configurations of the seeds in ``slots``.
+) -> DeviceWork[Contributions]:
+    """Score the network in on/off configurations of the seeds in ``slots``, and compute the seeds'
+    contributions.
 
     Args:
-        slots: Indices of the slots to switch; an empty list scores the present network only.
-        score: Scores all configurations on the same samples or batches.
-        generator: Draws permutations if there are too many seeds to score all configurations.
-        only_contributions: Score only the configurations with one seed switched off.
+        slots: Indices of the slots whose seeds are switched; for an empty list, only the present network is
+            scored.
+        score: Function that scores all configurations, on the same samples or batches.
+        generator: Random generator for the orders in which seeds are switched on; needed for Shapley values
+            of more than four seeds.
+        only_contributions: Score only the whole network and the configurations with one seed switched off.
     """
     ordered = tuple(sorted(slots))
     orders = [] if only_contributions else _orders(len(ordered), generator)
     configurations = _configurations(len(ordered), orders)
-    scores, losses = score(ordered, configurations)
+    scores, losses = yield score(ordered, configurations)
     return attribute(ordered, configurations, scores, losses.mean(axis=1), orders)
 
 
@@ -130,50 +142,50 @@ def score_samples(
     sample_losses: Metric,
     calibration: Tensor | None = None,
 ) -> Scorer:
-    """Return a scorer of configurations on the samples ``x, y``; the scorer restores the modes of all
-    modules.
+    """Return a function that scores on/off configurations on the samples ``x, y`` and restores the training
+    mode of all modules.
 
     Args:
         model: Network to score, in evaluation mode while it is scored.
-        x: Inputs.
-        y: Targets.
-        sample_scores: Score of every sample, higher is better.
-        sample_losses: Loss of every sample.
-        calibration: Training inputs; required for networks with batch normalisation.
+        x: Inputs of the validation samples.
+        y: Targets of the validation samples.
+        sample_scores: Function that returns the score of every sample; higher is better.
+        sample_losses: Function that returns the loss of every sample.
+        calibration: Training inputs to recompute batch-normalisation statistics; required for networks with
+            batch normalisation.
     """
     check_calibration(model, calibration)
 
-    def score(slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
+    def score(slots: Sequence[int], configurations: BoolArray) -> Tensor:
         count = len(configurations)
         found: list[list[Tensor]] = [[] for _ in range(2 * count)]
-        with evaluating(model):
+        with evaluating(model), exact_float32():
             if calibration is not None or model.segments is None:
                 outputs = outputs_by_replay(model, x, slots, configurations, calibration)
             else:
                 outputs = outputs_by_prefix(model, x, slots, configurations)
-            for row, samples, output in outputs:  # Outputs are reduced to scores at once and not stored.
+            for row, samples, output in outputs:  # Scores and losses are stored, outputs are not.
                 found[row].append(sample_scores(output, y[samples]))
                 found[count + row].append(sample_losses(output, y[samples]))
-        read = torch.cat([part for parts in found for part in parts]).double().cpu().numpy()
-        scores, losses = read.reshape(2, count, len(y))
-        return scores, losses
+        return torch.cat([part for parts in found for part in parts]).view(2, count, len(y))
 
     return score
 
 
 def evaluating(module: nn.Module) -> AbstractContextManager[None]:
-    """Set evaluation mode inside the context and restore the mode of every submodule on exit."""
+    """Set evaluation mode inside the context and restore the training mode of every submodule on exit."""
     return kept_modes(module, training=False)
 
 
 class MetricScorer:
-    """Scorer of on/off configurations by a user's metric; every call uses the same random numbers.
+    """Scores on/off configurations by a user's metric; every evaluation uses the same random numbers.
 
     Args:
-        model: Network whose seeds are switched, by alpha so that torch.compile does not recompile.
-        evaluate: Returns the metric of the network.
-        higher_is_better: Direction of the metric.
-        calibrate: Training batches for batch-normalisation statistics of each configuration.
+        model: Network whose seeds are switched off by alpha 0, so that torch.compile does not recompile.
+        evaluate: Function that returns the metric of the network.
+        higher_is_better: Whether a larger metric is better; False for a loss.
+        calibrate: Training batches from which batch-normalisation statistics of each configuration are
+            recomputed.
     """
 
     def __init__(
@@ -194,9 +206,9 @@ class MetricScorer:
         self._calibrate = calibrate if batch_norms(model.host) else None
         self._position = torch.get_rng_state()
         self.values = self._run()
-        """Metric of the present network, batch by batch if known; higher is better."""
+        """Metric of the present network, one number or one per batch; negated if a lower metric is better."""
 
-    def __call__(self, slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
+    def __call__(self, slots: Sequence[int], configurations: BoolArray) -> Tensor:
         rows = []
         outer = torch.get_rng_state()
         try:
@@ -213,8 +225,9 @@ class MetricScorer:
                 f" {next(n for n in map(len, rows) if n != len(self.values))};"
                 " it must go over the same batches each time"
             )
-        scores = np.array(rows, dtype=np.float64)
-        return scores, -scores
+        scores = torch.tensor(rows, dtype=torch.float64)
+        scores[~scores.isfinite()] = math.nan  # A difference of infinities is no contribution.
+        return torch.stack([scores, -scores])
 
     def _without(self, off: Sequence[int]) -> list[float]:
         if not off and self._calibrate is None:
@@ -233,7 +246,7 @@ class MetricScorer:
                 alpha.copy_(value)
 
     def _recalibrate(self, batches: Iterable[Any]) -> None:
-        """Recompute the batch-normalisation statistics on training batches."""
+        """Recompute the batch-normalisation statistics of the network on training batches."""
         torch.set_rng_state(self._position)
         with fresh_statistics(self._model.host):
             seen = 0
@@ -267,7 +280,7 @@ def _numbers(found: Any) -> list[float]:
 
 
 def _feed(net: nn.Module, batch: Any) -> int:
-    """Run a forward pass of a training batch, without targets if the forward does not accept them; return the
+    """Run the network on a training batch, without targets if its forward does not accept them; return the
     batch size.
     """
     try:
@@ -282,7 +295,8 @@ def _feed(net: nn.Module, batch: Any) -> int:
 
 
 def record_contributions(table: SlotTable, found: Contributions) -> None:
-    """Store contributions, Shapley values and interactions in the table; gate G5 requires them."""
+    """Store contributions, Shapley values and interactions in the slot table; gate G5 requires a
+    contribution."""
     sums, boosts = found.interaction_sums(), found.strongest_boosts()
     for index, slot in enumerate(found.slots):
         table.record_contribution(0, slot, float(found.contribution[index]), float(found.error[index]))
@@ -292,8 +306,8 @@ def record_contributions(table: SlotTable, found: Contributions) -> None:
 
 
 def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
-    """Return orders in which seeds are switched on one by one: all orders for few seeds, else a sample of
-    orders.
+    """Return orders in which seeds are switched on one by one: all orders of up to four seeds; for more
+    seeds, random orders or, without ``generator``, none.
     """
     if count <= EXACT_LIMIT:
         return list(permutations(range(count)))
@@ -303,8 +317,8 @@ def _orders(count: int, generator: torch.Generator | None) -> list[Order]:
 
 
 def _configurations(count: int, orders: Sequence[Order]) -> BoolArray:
-    """Return the leave-one-out configurations and every configuration along ``orders``, sorted: the last row
-    has all seeds on.
+    """Return all configurations with at most one seed off, and all that occur while seeds are switched on one
+    by one in the orders ``orders``. Rows are sorted, and in the last row all seeds are on.
 
     All orders of n seeds together contain all 2^n configurations.
     """
@@ -315,7 +329,8 @@ def _configurations(count: int, orders: Sequence[Order]) -> BoolArray:
 
 
 def _states(order: Order) -> list[Prefix]:
-    """Return the configurations from all seeds off to all seeds on, switched on in the given order."""
+    """Return the on/off configurations from all seeds off to all seeds on, with seeds switched on in the
+    given order."""
     return [tuple(index in order[:on] for index in range(len(order))) for on in range(len(order) + 1)]
 
 
@@ -328,8 +343,8 @@ def attribute(
 ) -> Contributions:
     """Compute contributions, errors, Shapley values and interactions from scores ``[configuration, sample]``.
 
-    The configurations must contain each seed switched off separately, cover ``orders``, and end with all
-    seeds on.
+    The rows of ``configurations`` must include, for every seed, the configuration with this seed off and all
+    others on, and all configurations that occur in ``orders``. In the last row all seeds are on.
     """
     scores = sample_scores.mean(axis=1)
     row_of = {tuple(bool(b) for b in row): index for index, row in enumerate(configurations)}
@@ -359,8 +374,8 @@ def _shapley(
     """Return Shapley values (1953): phi_i = mean over ``orders`` of v(S + i) − v(S), with v the score and S
     the seeds before i.
 
-    Shapley values are exact if ``orders`` are all orders, unbiased if sampled, NaN if there are none; their
-    sum is v(all) − v(none).
+    Shapley values are exact if ``orders`` has all orders, unbiased if it is a random sample, NaN if it is
+    empty; their sum is v(all) − v(none).
     """
     if not orders:
         return np.full(count, np.nan)

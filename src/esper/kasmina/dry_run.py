@@ -1,4 +1,9 @@
-"""Forward passes on a sample that leave buffers, modes and random state unchanged."""
+"""Forward passes that leave buffers, training modes and random state unchanged, and functions that recompute
+batch-normalisation statistics.
+
+Running statistics from training do not fit a network with a seed switched off: with them the score of that
+network would be too low, and the contribution of the seed would be overestimated.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,20 @@ import dataclasses
 import inspect
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.leyline.errors import HostError
+from esper.leyline.errors import EsperError, HostError
+
+CALIBRATION_SAMPLES = 512
 
 
 class Call(NamedTuple):
-    """One recorded call of a submodule."""
+    """Recorded call of a submodule: path, arguments and output."""
 
     path: str
     args: tuple[Any, ...]
@@ -50,11 +58,11 @@ def call(net: nn.Module, sample: Any) -> Any:
 
 @contextmanager
 def kept_modes(net: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore the mode of every submodule on exit; ``training`` is the mode inside the context."""
+    """Restore the training mode of every submodule on exit; ``training`` is the mode inside the context."""
     modes = [(module, module.training) for module in net.modules()]
-    if training is not None:
-        net.train(training)
     try:
+        if training is not None:
+            net.train(training)
         yield
     finally:
         for module, mode in modes:
@@ -63,7 +71,7 @@ def kept_modes(net: nn.Module, training: bool | None = None) -> Iterator[None]:
 
 @contextmanager
 def kept_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
-    """Restore the values of ``buffers`` on exit."""
+    """Restore the present values of ``buffers`` on exit."""
     kept = [(buffer, buffer.clone()) for buffer in buffers]
     try:
         yield
@@ -75,11 +83,13 @@ def kept_buffers(buffers: Iterable[Tensor]) -> Iterator[None]:
 
 @contextmanager
 def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
-    """Restore buffers, modes and random state on exit; ``training`` is the mode inside the context."""
+    """Restore buffers, training modes and random state on exit; ``training`` is the mode inside the
+    context."""
     fork = torch.random.fork_rng()
-    with kept_buffers(net.buffers()), kept_modes(net, training), fork, warnings.catch_warnings():
-        torch.manual_seed(0)
-        warnings.simplefilter("ignore")  # Warnings of a forward pass on a sample do not concern the user.
+    with warnings.catch_warnings(), fork, kept_buffers(net.buffers()), kept_modes(net, training):
+        # torch.manual_seed would also queue a call for accelerators that may be initialised later.
+        (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(0)
+        warnings.simplefilter("ignore")  # Warnings of this trial run are not shown to users.
         yield
 
 
@@ -87,11 +97,30 @@ def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
 def layer_by_layer() -> Iterator[None]:
     """Disable the fused path of torch's transformer layers, which skips hooks and FLOP counters."""
     before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
     try:
+        torch.backends.mha.set_fastpath_enabled(False)
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Multiply and convolve float32 tensors on CUDA devices without TF32, which keeps 10 bits of 23."""
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    exact: tuple[str, Any] = ("fp32_precision", "ieee")
+    owners: tuple[Any, ...] = (cuda.matmul, cudnn.conv, cudnn.rnn) if hasattr(cudnn, "conv") else ()
+    if not owners:  # torch 2.8
+        exact, owners = ("allow_tf32", False), (cuda.matmul, cudnn)
+    name, wanted = exact
+    before = [getattr(owner, name) for owner in owners]
+    try:
+        for owner in owners:
+            setattr(owner, name, wanted)
+        yield
+    finally:
+        for owner, setting in zip(owners, before, strict=True):
+            setattr(owner, name, setting)
 
 
 def dry_forward(net: nn.Module, sample: Any, *, training: bool = False) -> tuple[list[Call], Any]:
@@ -139,3 +168,51 @@ def tensors_in(tree: Any) -> list[Tensor]:
     if dataclasses.is_dataclass(tree):
         return tensors_in([getattr(tree, field.name) for field in dataclasses.fields(tree)])
     return []
+
+
+def batch_norms(model: nn.Module) -> list[_BatchNorm]:
+    """Return the batch-normalisation layers of a model that have running statistics."""
+    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+
+
+def check_calibration(model: nn.Module, inputs: Tensor | None) -> None:
+    """Raise EsperError if the model has batch normalisation and there are no inputs to recompute its
+    statistics.
+    """
+    if inputs is None and (found := batch_norms(model)):
+        raise EsperError(
+            f"the model has {len(found)} BatchNorm layers, whose statistics do not fit a network with a seed"
+            " switched off; pass training inputs as calibration, to make them anew"
+        )
+
+
+@contextmanager
+def fresh_statistics(model: nn.Module) -> Iterator[None]:
+    """Replace all batch-normalisation statistics by means over the batches that run inside the context;
+    dropout is off.
+    """
+    layers = batch_norms(model)
+    momenta = [layer.momentum for layer in layers]
+    try:
+        with kept_modes(model, training=False), torch.no_grad():
+            for layer in layers:
+                layer.reset_running_stats()
+                # Momentum None makes the running statistics a mean over all batches, not a moving average.
+                layer.momentum = None
+                layer.train()
+            yield
+    finally:
+        for layer, momentum in zip(layers, momenta, strict=True):
+            layer.momentum = momentum
+
+
+def recalibrate(model: nn.Module, inputs: Tensor) -> None:
+    """Replace all batch-normalisation statistics by those of ``inputs``."""
+    if batch_norms(model):
+        with fresh_statistics(model):
+            model(inputs[:CALIBRATION_SAMPLES])
+
+
+def kept_statistics(model: nn.Module) -> AbstractContextManager[None]:
+    """Restore the batch-normalisation statistics of the model on exit."""
+    return kept_buffers(buffer for layer in batch_norms(model) for buffer in layer.buffers())

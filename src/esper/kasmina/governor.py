@@ -1,8 +1,8 @@
-"""Detection of a training that breaks down, relative to the earlier losses of the same training.
+"""Detection of a breakdown of a training: each validation loss is compared with earlier validation losses.
 
-No loss is bad in absolute terms: a weak network may stay at the loss of a blind guess without a breakdown. An
-alarm is raised if the loss rises above earlier losses by more than their usual variation, and the rise
-persists.
+A high loss alone is no breakdown: a weak network may stay at chance level, the loss of predicting the
+frequencies of the targets. An alarm is raised if the validation loss rises above earlier losses by more than
+its usual variation, in consecutive epochs.
 """
 
 import math
@@ -15,26 +15,26 @@ from typing import Any, Final, Literal
 AlarmKind = Literal["non-finite", "collapse", "divergence"]
 
 WINDOW: Final = 5
-"""Number of good epochs in the window that defines the usual variation of the loss."""
+"""Number of recent good epochs whose losses define the usual variation of the loss."""
 LEARNED: Final = 0.25
-"""Share of the loss of a blind guess by which the best loss must be below that loss before a collapse can be
-detected.
-"""
+"""Fraction by which the best loss must be below the chance-level loss before a collapse can be detected."""
 COLLAPSED: Final = 0.98
-"""Share of the loss of a blind guess at which a network has collapsed."""
+"""Fraction of the chance-level loss at which a network counts as collapsed."""
 USUAL_SPREADS: Final = 6.0
-"""Number of median epoch-to-epoch changes by which a loss may exceed the largest loss of the window."""
+"""Allowed rise of the loss above the largest recent good loss, as a multiple of the median epoch-to-epoch
+change of the loss."""
 USUAL_RISE: Final = 0.15
-"""Share of the scale of losses by which any loss may rise."""
+"""Smallest allowed rise of the loss, as a fraction of the chance-level loss; if that loss is unknown, as a
+fraction of the decrease of the loss so far."""
 PASSED: Final = 0.5
-"""Share of the allowed rise to which the loss must return before bad epochs are over."""
+"""Share of the allowed rise that remains allowed in the epoch after a bad epoch."""
 CONFIRMED: Final = 2
-"""Number of consecutive bad epochs that raise an alarm; a single non-finite loss also raises an alarm."""
+"""Number of consecutive bad epochs that raise an alarm; a single non-finite loss raises an alarm at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """Alarm: the reason to undo an epoch."""
+    """Reason to undo an epoch: kind of breakdown, the loss, and the limit that the loss has crossed."""
 
     kind: AlarmKind
     loss: float
@@ -47,15 +47,16 @@ class Alarm:
 
 
 class Governor:
-    """Checks the validation loss of every epoch."""
+    """Detects breakdowns of a training from the validation loss of every epoch."""
 
     def __init__(self, guess_loss: float | None = None) -> None:
-        """Create a governor without loss history.
+        """Create a governor that has seen no losses.
 
         Args:
-            guess_loss: Loss of a network that predicts the frequencies of the targets: the scale of the
-                losses, and the loss of a collapse. None for an unknown loss or metric; the scale is then the
-                progress so far.
+            guess_loss: Chance-level loss: the loss of a network that always predicts the frequencies of the
+                targets. A return to this loss is a collapse, and the smallest allowed rise of the loss is
+                proportional to this loss. Without ``guess_loss`` no collapse is detected, and the smallest
+                allowed rise is proportional to the decrease of the loss so far.
         """
         self._guess_loss = guess_loss
         self._first = math.nan
@@ -65,11 +66,11 @@ class Governor:
 
     @property
     def suspicious(self) -> bool:
-        """Whether the last epoch was bad without raising an alarm."""
+        """Whether the last epoch was bad but raised no alarm yet."""
         return self._bad_epochs > 0
 
     def check(self, loss: float) -> Alarm | None:
-        """Check the loss of the next epoch, and add it to the window if it is good."""
+        """Check the validation loss of the next epoch, and add a good loss to the recent good losses."""
         trouble = self.trouble_with(loss) or self._lingering_trouble(loss)
         if trouble is None:
             self._bad_epochs = 0
@@ -82,7 +83,7 @@ class Governor:
         return trouble if confirmed else None
 
     def forgive(self) -> None:
-        """Forget bad epochs after their cause was removed."""
+        """Reset the number of consecutive bad epochs, after the cause of the bad epochs was removed."""
         self._bad_epochs = 0
 
     def state(self) -> dict[str, Any]:
@@ -98,7 +99,8 @@ class Governor:
         self._first, self._best, self._bad_epochs = state["first"], state["best"], state["bad_epochs"]
 
     def trouble_with(self, loss: float) -> Alarm | None:
-        """Return the alarm that ``loss`` would raise as the next loss, ignoring earlier bad epochs."""
+        """Return the alarm that the next loss ``loss`` would raise if no earlier epoch was bad; None if it is
+        acceptable."""
         if not math.isfinite(loss):
             return Alarm("non-finite", loss, math.inf)
         guess = self._guess_loss
@@ -110,8 +112,8 @@ class Governor:
         return Alarm("divergence", loss, usual) if loss > usual else None
 
     def _lingering_trouble(self, loss: float) -> Alarm | None:
-        """Return an alarm for a loss just below the limit after a bad epoch, because the loss of a diverged
-        run can level off there.
+        """Return an alarm if ``loss`` exceeds the lower limit that holds after a bad epoch; the loss of a
+        diverged run can level off just below the usual limit.
         """
         if not self._bad_epochs or len(self._window) < 2:
             return None
@@ -119,7 +121,8 @@ class Governor:
         return Alarm("divergence", loss, limit) if loss > limit else None
 
     def _usual_limit(self, share: float = 1.0) -> float:
-        """Return the largest loss of the window plus the share ``share`` of the allowed rise."""
+        """Return a limit of the loss: the largest recent good loss plus the fraction ``share`` of the allowed
+        rise."""
         losses = list(self._window)
         steps = [abs(after - before) for before, after in pairwise(losses)]
         scale = self._first - self._best if self._guess_loss is None else self._guess_loss

@@ -1,5 +1,9 @@
-"""Gradient health of a seed, from the gradients of its last minibatch."""
+"""Gradient health of a seed, from the gradients of the last minibatch."""
 
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,37 +13,41 @@ from esper.leyline.thresholds import GRADIENT_EXPLODING, GRADIENT_VANISHING
 
 
 class GradientStatistics(NamedTuple):
-    """Statistics of a seed's gradients; ``health`` is 1 if no tensor vanishes or explodes."""
+    """Statistics of a seed's gradients; ``health`` is 1 if the gradient of no tensor vanishes or explodes."""
 
     norm: float
     health: float
     vanishing: bool
     exploding: bool
 
+    @classmethod
+    def of(cls, summary: Sequence[float]) -> GradientStatistics:
+        """Return the statistics for the values of ``gradient_summary``.
+
+        health = 1 − 0.5·(share of vanishing gradients) − 0.8·(share of exploding gradients), clamped to
+        [0, 1]; 0 if the total norm is not finite.
+        """
+        norm, small, large = summary
+        health = 1.0 - 0.5 * small - 0.8 * large if math.isfinite(norm) else 0.0
+        return cls(norm, min(max(health, 0.0), 1.0), small > 0, large > 0)
+
 
 def statistics_of(norms: Tensor) -> GradientStatistics:
-    """Return statistics of the gradient norms ``[tensor]`` of a seed; the call reads the norms from their
-    device.
+    """Return statistics of a seed's gradient norms, one per parameter tensor, in one read from the device."""
+    return GradientStatistics.of(gradient_summary(norms).tolist())
 
-    health = 1 − 0.5·(share of tensors below the vanishing bound) − 0.8·(share above the exploding bound or
-    non-finite), clamped to [0, 1]; 0 if the total norm is not finite.
+
+def gradient_summary(norms: Tensor) -> Tensor:
+    """Return, on the device of ``norms``, the total norm and the shares of vanishing and exploding norms.
+
+    A norm vanishes below the vanishing bound, and explodes above the exploding bound or if it is not finite.
     """
-    norms = norms.cpu()
-    finite = torch.isfinite(norms)
+    finite = norms.isfinite()
     small = finite & (norms < GRADIENT_VANISHING)
     large = ~finite | (norms > GRADIENT_EXPLODING)
-    total = torch.linalg.vector_norm(norms)
-    health = 1.0 - 0.5 * small.float().mean().item() - 0.8 * large.float().mean().item()
-    if not torch.isfinite(total):
-        health = 0.0
-    return GradientStatistics(
-        norm=total.item(),
-        health=min(max(health, 0.0), 1.0),
-        vanishing=bool(small.any()),
-        exploding=bool(large.any()),
-    )
+    return torch.stack([torch.linalg.vector_norm(norms), small.float().mean(), large.float().mean()])
 
 
 def tensor_norms(tensors: list[Tensor]) -> Tensor:
-    """Return the norm of each gradient tensor, ``[tensor]``."""
+    """Return the norm of each gradient, one per parameter tensor."""
     return torch.stack(torch._foreach_norm(tensors))

@@ -1,4 +1,5 @@
-"""Base class of the built-in hosts: a chain of segments with a site for a slot after each but the last."""
+"""Base class of the built-in hosts: modules that run in sequence, with a slot after every module but the
+last."""
 
 from typing import Any, ClassVar
 
@@ -10,26 +11,26 @@ from esper.leyline.slot_config import SlotConfig
 
 
 class Host(nn.Module):
-    """Network that runs its ``segments`` in turn; slots are attached from outside.
+    """Network that runs the modules in ``segments`` in sequence; ``MorphogeneticModel`` adds the slots.
 
-    Subclasses set ``segments``, ``topology`` and ``feature_shapes`` in their constructor.
+    Subclasses of ``Host`` set ``segments``, ``topology`` and ``feature_shapes`` in their constructor.
     """
 
     segments: nn.ModuleList
     topology: Topology
     feature_shapes: tuple[tuple[int, ...], ...]
-    """Shape of one sample's features at each slot, without the batch."""
+    """Shape of one sample's features at each slot, without the batch axis."""
     spec: dict[str, Any]
     """Arguments that a built-in host was constructed with."""
     channels_last: ClassVar[bool] = False
     block_kind: ClassVar[type[nn.Module] | None] = None
-    """Class of the host's blocks, which keep the shape of their input and can be stacked."""
+    """Class of the host's blocks. The output of a block has the shape of its input, so that a copy of the
+    block can follow it."""
 
     @property
     def sites(self) -> list[Site]:
-        """Sites of slots at the outputs of all segments but the last; for a ``Sequential`` segment, at its
-        last child.
-        """
+        """Sites of the slots: after every module in ``segments`` but the last; for a ``Sequential``, at its
+        last child."""
         names = SlotConfig.of_count(len(self.feature_shapes)).slot_ids
         axis = 0 if self.topology == "feature_map" else -1
         return [
@@ -53,7 +54,8 @@ class Host(nn.Module):
         return path
 
     def _block_before(self, slot: int) -> str | None:
-        """Return the path of the last block before ``slot`` that could be repeated there."""
+        """Return the path of the last block upstream of ``slot``, which a ``stack`` seed can copy; None if
+        there is none."""
         blocks = [
             f"segments.{index}.{name}"
             for index, segment in enumerate(self.segments[: slot + 1])
@@ -63,11 +65,12 @@ class Host(nn.Module):
         return blocks[-1] if blocks else None
 
     def sample_input(self, batch: int) -> Tensor | None:
-        """Return an input of ``batch`` samples with the shape and dtype of the host; None if unknown."""
+        """Return an input of ``batch`` samples with the shape and dtype that the host expects; None if
+        unknown."""
         return None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Run all segments in turn."""
+        """Run the modules in ``segments`` in sequence."""
         for segment in self.segments:
             x = segment(x)
         return x

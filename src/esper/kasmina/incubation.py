@@ -1,9 +1,10 @@
-"""Training of a seed before it changes the network's output, on a shadow branch.
+"""Incubation: training of a seed on a shadow branch, before the seed changes the network's output.
 
-On the shadow branch, the seed is blended in at a sampled alpha, all other parameters are detached and all
-buffers are cloned. The incubating seed learns from the loss of the shadow branch; network and global random
-state do not change, if the slot has a random stream. A segmented host continues from the features that the
-last training pass kept at the slot; any other network repeats its whole forward pass on a share of the batch.
+On the shadow branch the incubating seed is blended in at a random alpha, all other parameters are detached
+and all buffers are cloned. The incubating seed learns from the loss of the shadow branch, and the network
+does not change. Incubation in a slot with a random stream also leaves the global random state unchanged. In a
+built-in host the shadow branch starts at the slot, from features that the last training pass stored. In any
+other network the shadow branch repeats the whole forward pass on a share of the batch.
 """
 
 import math
@@ -24,16 +25,17 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def shadow_loss(
     model: MorphogeneticModel, slot: int, x: Tensor, y: Tensor, loss: Loss, *, look: bool = True
 ) -> Tensor:
-    """Return the loss of the batch ``x, y`` that was trained on last, with the seed at ``slot`` blended in.
+    """Return the loss of the last training batch ``x, y`` on the shadow branch, in which the seed at ``slot``
+    is blended in.
 
     Args:
         model: Network in training mode.
-        slot: Slot of an incubating seed.
-        x: Inputs of the batch.
-        y: Targets of the batch.
-        loss: Function of output and target.
-        look: Check the seed's weights first; the loss of a non-finite seed is NaN even where tanh or ReLU
-            would hide it.
+        slot: Index of the slot of the incubating seed.
+        x: Inputs of the last training batch.
+        y: Targets of the last training batch.
+        loss: Loss function, called with output and target.
+        look: Whether to return NaN if a weight of the seed is not finite; tanh or ReLU could hide such a
+            weight in the loss.
     """
     if model.segments is not None:
         features = model.captured(slot)
@@ -45,13 +47,15 @@ def shadow_loss(
 
 
 def shadow_loss_of(model: MorphogeneticModel, slot: int, batch_loss: Callable[[], Tensor]) -> Tensor:
-    """Return the loss that ``batch_loss`` computes while the seed at ``slot`` is blended into the network."""
+    """Return the loss that ``batch_loss`` computes on the shadow branch, with the seed at ``slot`` blended
+    in."""
     device = next(model.slots[slot].parameters()).device
     return _in_shadow(model, slot, device, True, lambda _: batch_loss())
 
 
 class _Call(nn.Module):
-    """Module whose forward calls a given function with the network, for ``functional_call``."""
+    """Module whose forward calls a given function with the network, as ``functional_call`` requires a
+    module."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -69,8 +73,8 @@ def _in_shadow(
         return torch.full((), math.nan, device=device)
     parts = [Participation(active=i in model.blended, ambient=True) for i in range(len(model.slots))]
     with own.draws():
-        # Alpha is drawn in (0, 1], because a seed learns nothing at 0, and on the CPU, so that alpha is equal
-        # on every device.
+        # Alpha is drawn from (0, 1], because a seed learns nothing at alpha 0; it is drawn on the CPU, so
+        # that it is equal on every device.
         alpha = 1.0 - torch.rand(())
         alpha = alpha.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else alpha
         parts[slot] = Participation(alpha=alpha, ambient=True)
@@ -79,10 +83,12 @@ def _in_shadow(
 
 
 def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
-    """Return detached or cloned tensors for the whole model except the incubating seed, by name.
+    """Return the model's tensors by name, without those of the incubating seed: parameters detached, buffers
+    cloned.
 
-    A shared tensor has one entry for each module that holds it. With only one entry, ``functional_call``
-    would restore a replacement as the original (torch 2.13), and a tied embedding would stop learning.
+    A tensor that several modules share has one entry for each of these modules. With only one entry,
+    ``functional_call`` (torch 2.13) would put back the replacement instead of the original tensor, and a tied
+    embedding would stop learning.
     """
     own = f"network.host.{model.sites[slot].path}.{RESERVED}."
     frozen: dict[str, Tensor] = {}

@@ -1,26 +1,168 @@
-"""Lifecycle of seeds: functions that change the stage of a slot in the slot table and return the moves.
+"""Lifecycle of seeds: functions that change the stage of a slot in the slot table and return the stage
+changes.
 
-The result of a lifecycle function depends only on the slot table and the arguments: no modules, no random
-numbers, no clock. At the end of an epoch ``tick`` is called first, then the measurements are recorded, then
-``advance`` makes the stage moves that need no decision.
+A lifecycle function depends only on the slot table and its arguments, not on modules, random numbers or the
+clock. At the end of an epoch ``tick`` is called first, then the measurements are recorded, then ``advance``
+makes the automatic stage changes.
+
+A gate function (``g0_valid`` to ``g5_worthy``) checks the conditions of a stage change. An alpha ramp of n
+epochs changes alpha once per epoch; in epoch k alpha has moved by the fraction curve(k/n) of the distance to
+its target. Speed INSTANT is a ramp of 0 epochs. ``aim`` sets the target and length of a ramp, ``begin_ramp``
+starts the ramp, ``tick_ramp`` advances it by one epoch.
 """
 
+import math
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from esper.kasmina import alpha, gates
-from esper.leyline import NEVER, EsperError, LifecycleRules, SlotTable, Stage, is_legal_move
-from esper.leyline.factored_actions import STYLE_CURVES, AlphaCurve
+import numpy as np
+
+from esper.leyline import NEVER, ActionSpace, EsperError, LifecycleRules, SlotTable
+from esper.leyline.factored_actions import SIGMOID_STEEPNESS, STYLE_CURVES, AlphaCurve
 from esper.leyline.rows import Cause, GateVerdict, StageMove
+from esper.leyline.stages import LEGAL_MOVES, Stage
+from esper.leyline.thresholds import CONFIDENCE_Z, MIN_GRADIENT_HEALTH
+
+
+def _verdict(gate: str, checks: Mapping[str, bool]) -> GateVerdict:
+    passed = tuple(name for name, ok in checks.items() if ok)
+    failed = tuple(name for name, ok in checks.items() if not ok)
+    return GateVerdict(gate, passed, failed)
+
+
+def g0_valid(space: ActionSpace, slot: int, blueprint: int) -> GateVerdict:
+    """Gate before germination: slot and blueprint exist, and the blueprint fits the slot."""
+    return _verdict(
+        "G0",
+        {
+            "slot_known": 0 <= slot < space.slot_config.num_slots,
+            "blueprint_selectable": blueprint in space.blueprints,
+            "blueprint_fits": (slot, blueprint) not in space.unfit,
+        },
+    )
+
+
+def g1_germinated(table: SlotTable, env: int, slot: int, _rules: LifecycleRules) -> GateVerdict:
+    """Gate before TRAINING: the slot has a seed in stage GERMINATED."""
+    return _verdict("G1", {"stage_germinated": bool(table.stage[env, slot] == Stage.GERMINATED)})
+
+
+def g2_trained(table: SlotTable, env: int, slot: int, rules: LifecycleRules) -> GateVerdict:
+    """Gate before BLENDING: enough incubation epochs, and measured gradients that neither vanish nor explode.
+
+    Without incubation no gradients are measured, and only the number of epochs is checked.
+    """
+    checks = {"epochs": bool(table.epochs_in_stage[env, slot] >= rules.min_training_epochs)}
+    if rules.min_training_epochs > 0:
+        health = table.gradient_health[env, slot]
+        checks["health_measured"] = not np.isnan(health)
+        checks["health"] = bool(health >= MIN_GRADIENT_HEALTH)
+        checks["not_exploding"] = bool(table.exploding[env, slot] == 0.0)
+    return _verdict("G2", checks)
+
+
+def g3_blended(table: SlotTable, env: int, slot: int, _rules: LifecycleRules) -> GateVerdict:
+    """Gate before HOLDING: the target of alpha is 1.0, and alpha has reached it."""
+    return _verdict(
+        "G3",
+        {
+            "target_full": bool(table.alpha_target[env, slot] == 1.0),
+            "target_reached": not bool(table.ramping[env, slot]),
+        },
+    )
+
+
+def g5_worthy(table: SlotTable, env: int, slot: int, rules: LifecycleRules, *, finite: bool) -> GateVerdict:
+    """Gate before FOSSILIZED: finite weights and a measured contribution.
+
+    If ``strict_fossilize`` is set, the lower confidence bound of the contribution must be at least
+    ``min_contribution``.
+    """
+    contribution = table.contribution[env, slot]
+    checks = {"weights_finite": finite, "contribution_measured": not np.isnan(contribution)}
+    if rules.strict_fossilize:
+        lower = contribution - CONFIDENCE_Z * table.contribution_error[env, slot]
+        checks["contribution_lower_bound"] = bool(lower >= rules.min_contribution)
+    return _verdict("G5", checks)
+
+
+def curve_value(curve: AlphaCurve, progress: float) -> float:
+    """Return the value of an alpha curve at ``progress`` from 0 to 1; every curve rises monotonically from 0
+    to 1.
+
+    Sigmoid curves are rescaled to be exactly 0 at the start and 1 at the end.
+    """
+    if progress <= 0.0:
+        return 0.0
+    if progress >= 1.0:
+        return 1.0
+    if curve is AlphaCurve.LINEAR:
+        return progress
+    if curve is AlphaCurve.COSINE:
+        return 0.5 - 0.5 * math.cos(math.pi * progress)
+    steepness = SIGMOID_STEEPNESS[curve]
+
+    def sigmoid(x: float) -> float:
+        return 1.0 / (1.0 + math.exp(-steepness * (x - 0.5)))
+
+    low, high = sigmoid(0.0), sigmoid(1.0)
+    return (sigmoid(progress) - low) / (high - low)
+
+
+def ramp_value(start: float, target: float, curve: AlphaCurve, elapsed: int, epochs: int) -> float:
+    """Return alpha in a ramp of ``epochs`` epochs, after ``elapsed`` of them; from the last epoch on, alpha
+    is exactly ``target``.
+    """
+    if elapsed >= epochs:
+        return target
+    return start + (target - start) * curve_value(curve, elapsed / epochs)
+
+
+def aim(table: SlotTable, env: int, slot: int, target: float, epochs: int, curve: AlphaCurve) -> None:
+    """Set target, length and curve of the slot's next alpha ramp."""
+    table.alpha_target[env, slot] = target
+    table.ramp_epochs[env, slot] = epochs
+    table.ramp_curve[env, slot] = curve
+
+
+def begin_ramp(table: SlotTable, env: int, slot: int) -> None:
+    """Start the alpha ramp that ``aim`` has set; the next epoch is the first epoch of the ramp.
+
+    A ramp whose target is the present alpha gets 0 epochs: in stage HOLDING ramps are not advanced, and a
+    longer ramp would never end.
+    """
+    if table.alpha_target[env, slot] == table.alpha[env, slot]:
+        table.ramp_epochs[env, slot] = 0
+    table.alpha_from[env, slot] = table.alpha[env, slot]
+    table.ramp_elapsed[env, slot] = min(1, table.ramp_epochs[env, slot])
+    _settle(table, env, slot)
+
+
+def tick_ramp(table: SlotTable, env: int, slot: int) -> None:
+    """Advance the alpha ramp of a slot by one epoch."""
+    table.ramp_elapsed[env, slot] += 1
+    _settle(table, env, slot)
+
+
+def _settle(table: SlotTable, env: int, slot: int) -> None:
+    table.alpha[env, slot] = ramp_value(
+        float(table.alpha_from[env, slot]),
+        float(table.alpha_target[env, slot]),
+        AlphaCurve(int(table.ramp_curve[env, slot])),
+        int(table.ramp_elapsed[env, slot]),
+        int(table.ramp_epochs[env, slot]),
+    )
 
 
 class IllegalMoveError(EsperError):
-    """Error: a stage move is not in the transition table."""
+    """Error: a stage change is not legal."""
 
 
 def _origin_of_move(table: SlotTable, env: int, slot: int, target: Stage) -> Stage:
-    """Return the slot's stage; raise IllegalMoveError if no move leads from that stage to ``target``."""
+    """Return the slot's stage; raise IllegalMoveError if there is no legal move from that stage to
+    ``target``."""
     origin = Stage(int(table.stage[env, slot]))
-    if not is_legal_move(origin, target):
+    if target not in LEGAL_MOVES[origin]:
         raise IllegalMoveError(
             f"slot {slot} of environment {env} cannot go from {origin.name} to {target.name}"
         )
@@ -55,7 +197,7 @@ def _move(
 
 
 class Germination(NamedTuple):
-    """Columns of the slot table for a new seed."""
+    """Values of a new seed in the columns of the slot table."""
 
     seed_id: int
     blueprint: int
@@ -69,16 +211,17 @@ class Germination(NamedTuple):
 def germinate(
     table: SlotTable, env: int, slot: int, seed: Germination, rules: LifecycleRules
 ) -> list[StageMove]:
-    """Enter a new seed into an empty slot; with ``auto_forward`` it also starts incubation.
+    """Add a new seed to the slot table, in an empty slot; with the rule ``auto_forward`` incubation starts in
+    the same call.
 
-    Without incubation epochs, the new seed starts blending in the same call.
+    If incubation has 0 epochs, the new seed starts blending in the same call.
     """
     moved = _move(table, env, slot, Stage.GERMINATED, "policy", "germinated")
     table.seed_id[env, slot] = seed.seed_id
     table.blueprint[env, slot] = seed.blueprint
     table.style[env, slot] = seed.style
     table.seed_params[env, slot] = seed.seed_params
-    alpha.aim(table, env, slot, seed.target, seed.ramp_epochs, STYLE_CURVES[seed.style])
+    aim(table, env, slot, seed.target, seed.ramp_epochs, STYLE_CURVES[seed.style])
     moves = [moved._replace(seed_id=seed.seed_id, blueprint=seed.blueprint)]
     if rules.auto_forward:
         moves += enter_next_stage(table, env, slot, rules)[0]
@@ -88,20 +231,21 @@ def germinate(
 
 
 _NEXT: Final = {
-    Stage.GERMINATED: (gates.g1_germinated, Stage.TRAINING, "incubation begins"),
-    Stage.TRAINING: (gates.g2_trained, Stage.BLENDING, "incubation is over"),
-    Stage.BLENDING: (gates.g3_blended, Stage.HOLDING, "full alpha reached"),
+    Stage.GERMINATED: (g1_germinated, Stage.TRAINING, "incubation begins"),
+    Stage.TRAINING: (g2_trained, Stage.BLENDING, "incubation is over"),
+    Stage.BLENDING: (g3_blended, Stage.HOLDING, "full alpha reached"),
 }
-"""For each stage: the gate to the next stage, the next stage, and the recorded reason of the move."""
+"""For each stage: the gate that must pass, the next stage, and the reason that is recorded with the stage
+change."""
 
 
 def enter_next_stage(
     table: SlotTable, env: int, slot: int, rules: LifecycleRules, cause: Cause = "mechanical"
 ) -> tuple[list[StageMove], GateVerdict]:
-    """Move the slot to its next stage if the gate between them passes.
+    """Move a slot to its next stage if the gate before that stage passes.
 
     Returns:
-        Stage moves (empty if the gate failed) and the verdict of the gate.
+        List of stage changes, empty if the gate refused, and the result of the gate.
     """
     gate, target, reason = _NEXT[Stage(int(table.stage[env, slot]))]
     verdict = gate(table, env, slot, rules)
@@ -109,22 +253,22 @@ def enter_next_stage(
         return [], verdict
     moved = _move(table, env, slot, target, cause, reason, verdict)
     if target is Stage.BLENDING:
-        alpha.begin_ramp(table, env, slot)
+        begin_ramp(table, env, slot)
     return [moved], verdict
 
 
 def set_alpha_target(
     table: SlotTable, env: int, slot: int, *, target: float, epochs: int, curve: AlphaCurve
 ) -> list[StageMove]:
-    """Start an alpha ramp to ``target``; a seed that leaves full alpha returns from HOLDING to BLENDING."""
+    """Start an alpha ramp to ``target``; a seed in HOLDING whose alpha changes returns to BLENDING."""
     stage = Stage(int(table.stage[env, slot]))
     if stage not in (Stage.BLENDING, Stage.HOLDING):
         raise IllegalMoveError(f"slot {slot} of environment {env} has no alpha to send: it is {stage.name}")
     moves = []
     if stage is Stage.HOLDING and target != table.alpha[env, slot]:
         moves.append(_move(table, env, slot, Stage.BLENDING, "policy", f"alpha target {target:g}"))
-    alpha.aim(table, env, slot, target, epochs, curve)
-    alpha.begin_ramp(table, env, slot)
+    aim(table, env, slot, target, epochs, curve)
+    begin_ramp(table, env, slot)
     return moves
 
 
@@ -150,8 +294,8 @@ def prune(
     if table.stage[env, slot] == Stage.HOLDING:
         moves.append(_move(table, env, slot, Stage.BLENDING, cause, f"ramp down: {reason}"))
     table.leaving[env, slot] = True
-    alpha.aim(table, env, slot, 0.0, epochs, curve)
-    alpha.begin_ramp(table, env, slot)
+    aim(table, env, slot, 0.0, epochs, curve)
+    begin_ramp(table, env, slot)
     return moves
 
 
@@ -175,7 +319,7 @@ def fossilize(
     cause: Cause = "policy",
     reason: str = "fossilized",
 ) -> list[StageMove]:
-    """Make a held seed permanent; ``verdict`` is the passed verdict of gate G5."""
+    """Make a seed in HOLDING permanent; ``verdict`` is the verdict of gate G5, which must have passed."""
     if not verdict.ok:
         raise IllegalMoveError(
             f"slot {slot} of environment {env} was refused by {verdict.gate}: {verdict.failed}"
@@ -184,14 +328,14 @@ def fossilize(
 
 
 def tick(table: SlotTable, env: int) -> None:
-    """Add one epoch to all counters of the environment's slots."""
+    """Add one epoch to all epoch counters of an environment's slots."""
     table.epochs_in_stage[env] += 1
     table.age[env] += table.occupied[env]
     table.epochs_since_measured[env] += table.epochs_since_measured[env] != NEVER
 
 
 def advance(table: SlotTable, env: int, rules: LifecycleRules) -> list[StageMove]:
-    """Advance alpha ramps and make the moves that need no decision, upstream slots first."""
+    """Advance alpha ramps and make the automatic stage changes, upstream slots first."""
     return [move for slot in range(table.num_slots) for move in _advance_slot(table, env, slot, rules)]
 
 
@@ -206,7 +350,7 @@ def _advance_slot(table: SlotTable, env: int, slot: int, rules: LifecycleRules) 
     if stage is not Stage.BLENDING:
         return []
     if table.ramping[env, slot]:
-        alpha.tick_ramp(table, env, slot)
+        tick_ramp(table, env, slot)
         return []
     if table.leaving[env, slot]:
         return _remove(table, env, slot, rules, "mechanical", "ramped down")

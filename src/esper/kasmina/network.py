@@ -1,7 +1,7 @@
-"""Network that can grow: any ``nn.Module``, its slots, and their row of the slot table.
+"""Network that can grow: any ``nn.Module`` with its slots and the slot table of these slots.
 
-Stages and alphas are stored in the slot table. Only ``sync`` copies stages and alphas from the slot table to
-the modules: to the alpha buffers and to the part of each slot in a forward pass.
+Stages and alphas of seeds are stored in the slot table. Only ``sync`` copies stages and alphas from the slot
+table to the modules, where they determine how seeds take part in forward passes.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable,
 from esper.leyline.rules import ActionSpace, LifecycleRules
 
 StreamFactory = Callable[[str], TorchStream | None]
-"""Random stream of a slot, by slot id; None draws from torch's global generator."""
+"""Function that returns the random stream of a slot by its id; None for torch's global generator."""
 
 
 def slot_streams(rng_seed: int) -> StreamFactory:
-    """Return streams of slots that are derived from ``rng_seed`` and the slot id."""
+    """Return a function that derives the random stream of a slot from ``rng_seed`` and the slot id."""
     return lambda slot_id: TorchStream(derive_seed(rng_seed, "slot", slot_id))
 
 
 class Follower(Protocol):
-    """Receiver of changes, which updates a copy or a wrapper of the network."""
+    """Object that updates a copy or a wrapper of a network when the network gains or loses a seed."""
 
     def seed_planted(self, slot: int, graft: Graft) -> None:
-        """Update the copy or wrapper after a seed was added to the network."""
+        """Update the copy or wrapper of the network after a seed was added to the network."""
 
     def seed_removed(self, slot: int, graft: Graft) -> None:
-        """Update the copy or wrapper after a seed was removed from the network."""
+        """Update the copy or wrapper of the network after a seed was removed from the network."""
 
 
 class MorphogeneticModel(nn.Module):
-    """Network with slots; without seeds its outputs equal those of the host, bit for bit.
+    """Network with slots; before a seed is planted its outputs equal those of the host, bit for bit.
 
     Args:
         host: Network to grow.
-        rules: Lifecycle rules; the defaults unless given.
+        rules: Lifecycle rules; default rules unless given.
         sites: Positions of the slots; the sites of a built-in host unless given.
-        table: Row of the slot table; a new one unless given.
-        streams: Random streams of the slots; derived from rng seed 0 unless given.
-        token: Identifier that deep copies of the network share.
+        table: Slot table of one environment; an empty table unless given.
+        streams: Function that returns the random stream of a slot; streams derived from rng seed 0 unless
+            given.
+        token: Identifier shared by all deep copies of the network.
 
     Raises:
-        HostError: The network has slots already.
+        HostError: The network already has slots.
     """
 
     def __init__(
@@ -79,25 +80,28 @@ class MorphogeneticModel(nn.Module):
         self.slot_config = SlotConfig(tuple(site.name for site in self.sites))
         self.table = table if table is not None else SlotTable.empty(1, len(self.sites))
         self.max_params: int | None = None
-        """Largest number of parameters of all seeds together."""
+        """Largest number of parameters that all seeds together may have; None for no limit."""
         self.groups: OptimizerGroups | None = None
         self.followers: list[Follower] = []
         make_stream = streams or slot_streams(0)
         self.slots = [SeedSlot(site, host, make_stream(site.name), token) for site in self.sites]
         attach(host, self.slots)
         self._known: dict[int, Graft] = {}
-        """Grafts that the optimisers and the followers of the network contain, by slot."""
+        """Grafts whose parameters were already added to the optimisers and to copies of the network, by slot
+        index."""
         self.sync()
 
     @property
     def segments(self) -> nn.ModuleList | None:
-        """Segments of a built-in host, one ending at each slot; None for any other network."""
+        """Modules of a built-in host that run in sequence, one before each slot and one after the last slot;
+        None for any other network."""
         return self.host.segments if isinstance(self.host, Host) else None
 
     # --- forward passes -----------------------------------------------------------------------
 
     def forward(self, x: Tensor, start: int | None = None) -> Tensor:
-        """Return the output for ``x``, or for the features ``x`` at slot ``start`` of a segmented host."""
+        """Return the output for the input ``x``; if ``start`` is given, ``x`` are the features at slot
+        ``start`` of a built-in host."""
         if start is None:
             return self.host(x)
         assert self.segments is not None, "only a segmented host can be entered at a slot"
@@ -108,7 +112,7 @@ class MorphogeneticModel(nn.Module):
 
     @contextmanager
     def taking_part(self, parts: Sequence[Participation]) -> Iterator[None]:
-        """Set the part of every slot in forward passes inside the context."""
+        """Set how the seed of every slot takes part in forward passes inside the context."""
         before = [(slot, slot.graft.participation) for slot in self.slots if slot.graft is not None]
         for slot, part in zip(self.slots, parts, strict=True):
             slot.take_part(part)
@@ -119,13 +123,13 @@ class MorphogeneticModel(nn.Module):
                 slot.take_part(part)
 
     def without(self, *off: int) -> list[Participation]:
-        """Return the parts of all slots in a forward pass in which the seeds of the slots ``off`` are
-        inactive.
+        """Return one ``Participation`` per slot, for a forward pass in which the seeds of the slots ``off``
+        are switched off.
         """
         return [Participation(active=i in self.blended and i not in off) for i in range(len(self.slots))]
 
     def captured(self, slot: int) -> Tensor:
-        """Return the features that the last training pass kept for the incubating seed at ``slot``."""
+        """Return the features that the last training pass stored for the incubating seed at ``slot``."""
         graft = self.slots[slot].graft
         if graft is None or graft.features is None:
             raise RuntimeError(f"no pass has kept features for slot {self.slot_config.slot_ids[slot]}")
@@ -134,12 +138,12 @@ class MorphogeneticModel(nn.Module):
     # --- slot table -----------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """Bring alpha buffers and participation in line with the slot table."""
+        """Copy stages and alphas from the slot table to the modules of all seeds."""
         stage, alpha, taking_part = self.table.stage[0], self.table.alpha[0], self.table.in_forward[0]
         self.incubating = [i for i in range(len(self.slots)) if stage[i] == Stage.TRAINING]
-        """Slots whose seed learns without changing the output."""
+        """Indices of the slots whose seed is in incubation: it learns without changing the output."""
         self.blended = [i for i in range(len(self.slots)) if taking_part[i]]
-        """Slots whose seed is active in the forward pass."""
+        """Indices of the slots whose seed is active in the forward pass."""
         segmented = self.segments is not None
         for index, slot in enumerate(self.slots):
             if slot.graft is not None:
@@ -147,12 +151,12 @@ class MorphogeneticModel(nn.Module):
                 slot.graft.features = None
                 taps = segmented and index in self.incubating
                 slot.graft.take_part(Participation(active=index in self.blended, taps=taps))
-        # Seed parameters are listed once: iterating over modules at every minibatch would cost as much as a
-        # convolution.
+        # Parameters of seeds are listed here in advance, because iterating over modules at every minibatch
+        # would take as long as a convolution.
         self._seed_parameters = [list(slot.parameters()) for slot in self.slots]
 
     def slot(self, index: int) -> SeedSlot:
-        """Return the slot module with the given index."""
+        """Return the slot module with the slot index ``index``."""
         return self.slots[index]
 
     @cached_property
@@ -161,7 +165,7 @@ class MorphogeneticModel(nn.Module):
 
     @cached_property
     def action_space(self) -> ActionSpace:
-        """Slots, rules and blueprints that a controller can choose from."""
+        """Slots, lifecycle rules and blueprints that a controller can choose from."""
         names, allowed = self._blueprint_names, self.rules.blueprints
         fits = {
             (index, names.index(spec.name))
@@ -174,17 +178,17 @@ class MorphogeneticModel(nn.Module):
         return ActionSpace(self.slot_config, self.rules, chosen, names, unfit)
 
     def blueprint(self, slot: int, index: int) -> BlueprintSpec:
-        """Return the blueprint that an index of the action space names at ``slot``."""
+        """Return the blueprint that an action with blueprint index ``index`` plants at ``slot``."""
         return blueprint_named(self._blueprint_names[index], self.sites[slot].topology)
 
     # --- seeds --------------------------------------------------------------------------------
 
     def bind_optimiser(self, optimiser: Optimizer) -> None:
-        """Train seeds by ``optimiser``, each in a separate parameter group."""
+        """Let ``optimiser`` train all seeds, each in a separate parameter group."""
         self.bind(OptimizerGroups(optimiser, self.host, separate=True))
 
     def bind(self, groups: OptimizerGroups) -> None:
-        """Train all present and later seeds by the optimisers of ``groups``."""
+        """Let the optimisers of ``groups`` train all present and later seeds."""
         self.groups = groups
         for slot, graft in self._known.items():
             groups.join(slot, self.sites[slot].path, graft.parameters())
@@ -196,13 +200,15 @@ class MorphogeneticModel(nn.Module):
         return self.groups
 
     def germinate(self, slot: int, blueprint: int, style: int) -> int:
-        """Build a seed into ``slot`` and into the optimiser; the caller changes the slot table.
+        """Build a seed in ``slot`` and add its parameters to the optimiser; the caller updates the slot
+        table.
 
         Returns:
-            The number of parameters of the seed and its gate.
+            Number of parameters of the seed and its gate.
 
         Raises:
-            BlueprintError: The blueprint does not fit, or the seed exceeds ``max_params``.
+            BlueprintError: The blueprint does not fit the slot, or all seeds together would exceed
+                ``max_params``.
         """
         place, groups, spec = self.slots[slot], self._bound, self.blueprint(slot, blueprint)
         source = self._copied(slot) if spec.copies else None
@@ -214,7 +220,7 @@ class MorphogeneticModel(nn.Module):
             if source is not None:
                 groups.copy_moments(host_parameters(source), graft.seed.parameters())
             self._inform(slot, graft)
-        except BaseException:  # The network stays unchanged after Ctrl-C as well.
+        except BaseException:  # An interrupt by Ctrl-C also removes the seed.
             self._known.pop(slot, None)
             groups.leave(slot, graft.parameters())
             place.remove()
@@ -228,7 +234,8 @@ class MorphogeneticModel(nn.Module):
         return near[0][0] if near else torch.empty(0)
 
     def _copied(self, slot: int) -> nn.Module | None:
-        """Return the nearest copy of the site's block upstream of the slot, or the block itself."""
+        """Return the block that a ``stack`` seed at ``slot`` copies: the nearest upstream ``stack`` seed that
+        copied the same block or, if there is none, the block of the host."""
         found = next(iter(self.slots[slot].block), None)
         for index, earlier in enumerate(self.slots[:slot]):
             is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"
@@ -245,7 +252,8 @@ class MorphogeneticModel(nn.Module):
             )
 
     def remove(self, slot: int) -> None:
-        """Remove the seed of ``slot`` from forward and optimiser; the caller changes the slot table."""
+        """Remove the seed of ``slot`` from the forward pass and the optimiser; the caller updates the slot
+        table."""
         self.slots[slot].remove()
         self._seed_parameters[slot] = []
         self._forget(slot)
@@ -262,7 +270,7 @@ class MorphogeneticModel(nn.Module):
             follower.seed_removed(slot, graft)
 
     def follow_state(self) -> None:
-        """Bring optimiser and table in line with seeds that ``host.load_state_dict`` built or removed."""
+        """Update optimiser and slot table after ``host.load_state_dict`` has built or removed seeds."""
         for index, slot in enumerate(self.slots):
             if slot.graft is self._known.get(index):
                 continue
@@ -275,7 +283,8 @@ class MorphogeneticModel(nn.Module):
                 self._adopt(index, slot.graft)
 
     def _adopt(self, slot: int, graft: Graft) -> None:
-        """Enter a seed that came with a state dict into the slot table, at its alpha."""
+        """Add a seed that ``load_state_dict`` has built to the slot table, with the alpha of the state
+        dict."""
         if self.table.occupied[0, slot]:
             return
         name, style = described(graft.description)
@@ -287,8 +296,9 @@ class MorphogeneticModel(nn.Module):
         lifecycle.germinate(self.table, 0, slot, seed, self.rules)
 
     def is_finite(self, slot: int) -> bool:
-        """Return whether every weight and statistic of the seed in ``slot`` is finite."""
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self.slots[slot].held.floats())
+        """Return whether every weight and buffer of the seed in ``slot`` is finite."""
+        finite = [tensor.isfinite().all() for tensor in self.slots[slot].held.floats()]
+        return bool(torch.stack(finite).all())  # One read from the device.
 
     def host_parameters(self) -> list[nn.Parameter]:
         """Return the host's parameters, without parameters of seeds."""
@@ -299,17 +309,17 @@ class MorphogeneticModel(nn.Module):
         return self._seed_parameters[slot]
 
     def drop_gradients(self) -> None:
-        """Set the gradients of all parameters to None."""
+        """Set the gradients of all parameters of host and seeds to None."""
         for parameters in (self._host_parameters, *self._seed_parameters):
             for parameter in parameters:
                 parameter.grad = None
 
     def grown_params(self) -> int:
-        """Return the number of parameters of all seeds."""
+        """Return the number of parameters of all seeds together."""
         return sum(p.numel() for slot in self.slots for p in slot.parameters())
 
     def count_parameters(self) -> tuple[int, int]:
-        """Return the numbers of trainable parameters of the host and of its seeds."""
+        """Return the number of trainable parameters of the host, and that of its seeds."""
         host = sum(p.numel() for p in self._host_parameters if p.requires_grad)
         return host, sum(p.numel() for slot in self.slots for p in slot.parameters() if p.requires_grad)
 
@@ -330,14 +340,14 @@ class MorphogeneticModel(nn.Module):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore a saved state of a network with the same host, even if the seeds differ from those of the
-        state.
+        """Restore a saved state of a network with the same host; its present seeds may differ from the saved
+        seeds.
 
-        The seeds of the state are built and checked before the network changes. The caller restores the
-        optimiser groups.
+        The saved seeds are built and checked before the network changes. ``load_state`` does not restore the
+        parameter groups of the optimiser; its caller does.
 
         Raises:
-            HostError: The state belongs to another host or is not finite; the network is unchanged.
+            HostError: The state belongs to another host or has non-finite weights; the network is unchanged.
         """
         table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
         check_state(self.slots, without_seeds(self.host.state_dict()), state)
@@ -357,7 +367,8 @@ class MorphogeneticModel(nn.Module):
         self.sync()
 
     def layout(self) -> dict[str, Any]:
-        """Return the layout: slots and slot table as plain values, without weights."""
+        """Return class, sites, blueprint names and slot table of the network as plain values, without
+        weights."""
         return {
             "network": f"{type(self.host).__module__}.{type(self.host).__qualname__}",
             "sites": [[site.name, site.path, site.topology, site.width] for site in self.sites],
@@ -366,10 +377,11 @@ class MorphogeneticModel(nn.Module):
         }
 
     def load_layout(self, state: dict[str, Any]) -> None:
-        """Build the seeds of a layout with arbitrary weights, in the order in which they were planted.
+        """Build the seeds of a saved layout in the order in which they were planted; their weights are
+        arbitrary.
 
         Raises:
-            HostError: The layout belongs to another network, or is not a layout.
+            HostError: The layout belongs to another network, or ``state`` is not a layout.
         """
         check_layout(self.layout(), state)
         table = SlotTable.empty(1, len(self.slots))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-import warnings
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -17,14 +17,18 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.plain import finish
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Output, Site
-from esper.kasmina.slot import SeedSlot, attach, detach
+from esper.kasmina.slot import SeedSlot, attach
+from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import EsperError, HostError
 
 FORMAT: Final = 1
+_FOLDER: Final = 0x10
+"""Flag of a zip entry that is a folder."""
 
 
 def network_state(network: MorphogeneticModel) -> dict[str, Any]:
-    """Return class, constructor arguments of a built-in host, sites and weights, for ``load``."""
+    """Return everything that ``load`` needs: class, constructor arguments of a built-in host, sites, and
+    weights."""
     host = network.host
     return {
         "format": FORMAT,
@@ -36,63 +40,73 @@ def network_state(network: MorphogeneticModel) -> dict[str, Any]:
 
 
 def save(state: dict[str, Any], path: Path) -> None:
-    """Write plain values and tensors to ``path`` atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a nested dict of plain values and tensors to ``path`` atomically."""
+    write_durably(path, encoded(state))
+
+
+def encoded(state: dict[str, Any]) -> bytes:
+    """Return the content of the file that ``torch.save`` writes for ``state``."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    write_durably(path, buffer.getvalue())
+    return buffer.getvalue()
+
+
+def read(path: Path, map_location: str | None = None) -> Any:
+    """Return the content of a file that ``save`` wrote.
+
+    For a file that is damaged or has another format, torch and zipfile raise many classes of exceptions, even
+    IndexError.
+    """
+    with zipfile.ZipFile(path) as archive:
+        # torch.load ignores checksums, and reads arbitrary values for an entry that is marked as a folder.
+        folders = any(entry.external_attr & _FOLDER for entry in archive.infolist())
+        if folders or archive.testzip() is not None:
+            raise zipfile.BadZipFile
+    return torch.load(path, map_location=map_location, weights_only=True)
 
 
 def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
     """Read a network that was saved with its seeds and return it as a plain module.
 
     Args:
-        path: File that ``Grown.save``, ``Growth.save`` or a run wrote.
-        base: New network of the same class and sizes, without seeds; not needed for a built-in host.
+        path: File that ``Grown.save``, ``Growth.save`` or a command such as ``esper run`` wrote.
+        base: New network of the same class and layer sizes as the saved one, without seeds; not needed for a
+            built-in host.
 
     Returns:
-        ``base`` with the saved weights and seeds; an error leaves ``base`` unchanged.
+        The network with the saved weights and seeds: ``base`` or a new built-in host; after an error ``base``
+        is unchanged.
 
     Raises:
         EsperError: The file is not a saved network.
-        HostError: The file does not fit ``base``.
+        HostError: The saved weights or seeds do not fit ``base``.
 
     Example:
         >>> net = esper.load("best.pt", base=Net())
     """
     try:
-        with warnings.catch_warnings():
-            # torch.load warns about pickles of other programs before it refuses them.
-            warnings.simplefilter("ignore")
-            saved = torch.load(Path(path), map_location="cpu", weights_only=True)
+        saved = read(Path(path), map_location="cpu")
         sites = [_site(entry) for entry in saved["sites"]]
         state, name, spec = dict(saved["state"]), saved["class"], saved["spec"]
-    # torch.load raises many exception classes for other files, IndexError among them.
     except Exception as error:
         raise EsperError(
-            f"'{path}' is no network that esper saved ({type(error).__name__}); pass a file that"
-            " Grown.save wrote"
+            f"'{path}' is no network that esper saved, or is damaged ({type(error).__name__}); pass a file"
+            " that Grown.save wrote"
         ) from None
     if base is None:
         base = _built_in(path, name, spec)
     if name != type(base).__qualname__:
         raise HostError(f"'{path}' holds a {name}, and base is a {type(base).__qualname__}")
     try:
-        slots = [SeedSlot(site, base) for site in sites]
-    except AttributeError as error:  # The submodule of a slot is missing in the base network.
-        raise _misfit(path, base, error) from None
-    attach(base, slots)
-    # load_state_dict copies the tensors that fit before it raises for the others.
-    before = {name: value.clone() for name, value in base.state_dict().items()}
-    try:
-        base.load_state_dict(state)
-        finish(base)
-    except BaseException as error:  # The base network stays unchanged after Ctrl-C as well.
-        detach(base)
-        base.load_state_dict(before)
-        if isinstance(error, RuntimeError):
-            raise _misfit(path, base, error) from None
+        with Transaction([base]) as change:
+            change.keep(base.parameters())
+            attach(base, [SeedSlot(site, base) for site in sites])
+            base.load_state_dict(state)
+            finish(base)
+    except EsperError:
         raise
+    except Exception as error:  # torch raises several classes of exceptions for a state that does not fit.
+        raise _misfit(path, base, error) from None
     return base
 
 
@@ -107,7 +121,7 @@ def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Mo
     kinds = {kind.__qualname__: kind for kind in HOSTS.values()}
     if spec is None or name not in kinds:
         raise HostError(f"'{path}' holds a {name}, which is no built-in host; pass base=, a new {name}")
-    with TorchStream(0):  # The initial weights are overwritten by the saved weights.
+    with TorchStream(0):  # The saved weights overwrite the new host's weights.
         return kinds[name](**spec)
 
 

@@ -1,4 +1,4 @@
-"""Checks of saved states and layouts against the network that is to load them."""
+"""Checks whether a saved state or layout fits the network that is to load it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,12 +11,13 @@ from esper.leyline.errors import HostError
 
 
 def without_seeds(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a state dict that belong to the host."""
+    """Return the tensors of a state dict that belong to the host and not to seeds."""
     return {name: value for name, value in tensors.items() if RESERVED not in name.split(".")}
 
 
 def check_state(slots: Sequence[SeedSlot], own: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Raise HostError unless ``state`` fits the slots and the tensors ``own`` of a host, and is finite."""
+    """Raise HostError unless a saved ``state`` fits the slots ``slots`` and the host tensors ``own``, and all
+    its weights are finite."""
     other = "the state belongs to another host;"
     tensors: dict[str, Tensor] = state["host"]
     plain = without_seeds(tensors)
@@ -37,8 +38,8 @@ def check_state(slots: Sequence[SeedSlot], own: dict[str, Tensor], state: dict[s
 
 
 def loaded_graft(slot: SeedSlot, tensors: dict[str, Tensor]) -> Graft | None:
-    """Return the seed of ``slot`` in a state dict, not attached; None if the slot is empty in the state
-    dict.
+    """Return a graft for ``slot`` with the weights of a state dict, not attached; None if the slot is empty
+    in the state dict.
     """
     prefix = f"{slot.site.path}.{RESERVED}.graft."
     own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
@@ -56,7 +57,8 @@ def loaded_graft(slot: SeedSlot, tensors: dict[str, Tensor]) -> Graft | None:
 
 
 def check_layout(own: dict[str, Any], other: dict[str, Any]) -> None:
-    """Raise HostError unless ``other`` is a layout of the same class of network with the same sites."""
+    """Raise HostError unless the saved layout ``other`` has the same network class and sites as the present
+    layout ``own``."""
     if not own.keys() <= set(other):
         raise HostError("this is no state of a Growth; pass what its state_dict() returned")
     if (other["network"], other["sites"]) != (own["network"], own["sites"]):

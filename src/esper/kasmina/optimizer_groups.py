@@ -1,17 +1,17 @@
-"""Parameter groups of seeds in the optimisers that train the network.
+"""Parameter groups of seeds in the optimisers that train a network, and learning-rate schedules.
 
-In a user's loop a seed's parameters are appended to the existing group that trains the layers next to it, so
-that learning rate, scheduler, gradient scaler, accumulation and clipping apply to them; an additional
-group would break common schedulers. In an environment, which sets all learning rates, each seed has a
-separate group.
+In a user's training loop, the parameters of a seed join the parameter group of the neighbouring layers, so
+that learning rate, scheduler, gradient scaler, accumulation and clipping apply to the seed too. An additional
+parameter group would break common schedulers. In an environment, where Esper sets all learning rates, each
+seed has a separate parameter group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
@@ -21,23 +21,23 @@ from esper.leyline.errors import HostError
 
 _SHARDED: Final = ("ZeroRedundancyOptimizer", "DeepSpeedZeroOptimizer", "_NamedOptimizer")
 _MATRICES_ONLY: Final = "muon"
-"""Text that occurs in the class names of optimisers that accept only matrices."""
+"""Part of the class names of optimisers that can train only matrices."""
 _RATES: Final = ("lr", "initial_lr")
 SEED_NAME: Final = "esper_slot"
-"""Component that occurs in the path of every parameter of a seed."""
+"""Name that occurs in the path of every parameter of a seed."""
 
 Group = dict[str, Any]
 
 
 class OptimizerGroups:
-    """The optimisers of a network and the parameter groups of its seeds.
+    """Optimisers of a network, and the parameter groups that train its seeds.
 
     Args:
-        optimizer: One optimiser, a wrapper with ``.optimizer``, a list of them, or None.
+        optimizer: One optimiser, a wrapper with ``.optimizer``, a list of optimisers or wrappers, or None.
         net: Network that the optimisers train.
-        calls: Position of every submodule in the forward pass, by path; only for seeds that join the group
-            of a neighbouring layer.
-        separate: Give each seed a separate parameter group.
+        calls: Position of every submodule in the order of the forward pass, by path, to find the layers next
+            to a seed; needed unless ``separate`` is True.
+        separate: Whether each seed has a separate parameter group.
 
     Raises:
         HostError: An optimiser cannot accept new parameters, or trains no parameter of the network.
@@ -65,14 +65,16 @@ class OptimizerGroups:
         return [(optimiser, group) for optimiser in self.optimisers for group in optimiser.param_groups]
 
     def own_group(self, slot: int) -> Group:
-        """Return the separate group of the seed in ``slot``."""
+        """Return the parameter group that contains only the seed in ``slot``."""
         return self._own[slot]
 
     def join(self, slot: int, path: str, new: Iterable[nn.Parameter]) -> None:
-        """Add the parameters ``new`` of the seed in ``slot``, whose submodule has the path ``path``.
+        """Add the parameters ``new`` of the seed in ``slot`` to the optimisers; ``path`` is the path of the
+        submodule that has the slot.
 
-        A group that lists its parameters in the order of the network stays in that order, so that a state
-        saved now fits an optimiser that is made later from the grown network.
+        If a parameter group lists its parameters in the order of the network, new parameters are inserted in
+        that order, so that the saved state of the group fits an optimiser that is made later for the grown
+        network.
         """
         if not self.optimisers:
             return
@@ -93,7 +95,8 @@ class OptimizerGroups:
             group["params"].insert(later[0] if later and in_order else len(places), parameter)
 
     def leave(self, slot: int, old: Iterable[nn.Parameter]) -> None:
-        """Remove the parameters ``old`` of the seed in ``slot``, and their optimiser state."""
+        """Remove the parameters ``old`` of the seed in ``slot`` from their groups, and delete their optimiser
+        state."""
         gone = {id(parameter): parameter for parameter in old}
         own = self._own.pop(slot, None)
         for optimiser in self.optimisers:
@@ -104,8 +107,8 @@ class OptimizerGroups:
                 optimiser.state.pop(parameter, None)
 
     def copy_moments(self, old: Iterable[nn.Parameter], new: Iterable[nn.Parameter]) -> None:
-        """Copy the optimiser state of each parameter in ``old`` to its counterpart in ``new``, if one
-        optimiser trains both parameters.
+        """Copy the optimiser state of each parameter in ``old`` to its counterpart in ``new``, if the same
+        optimiser trains both.
         """
         for theirs, ours in zip(old, new, strict=True):
             source, target = self._optimiser_of(theirs), self._optimiser_of(ours)
@@ -113,7 +116,8 @@ class OptimizerGroups:
                 source.state[ours] = clone_tree(source.state[theirs])
 
     def state(self) -> dict[str, Any]:
-        """Return the optimisers' states and the order in which the seeds joined."""
+        """Return the state dicts of the optimisers, and the order in which the seeds with separate groups
+        were added."""
         return {
             "order": list(self._own),
             "optimisers": [deepcopy(optimiser.state_dict()) for optimiser in self.optimisers],
@@ -122,8 +126,8 @@ class OptimizerGroups:
     def load_state(
         self, state: dict[str, Any], parameters_of: Callable[[int], Sequence[nn.Parameter]]
     ) -> None:
-        """Restore the optimisers from ``state``; ``parameters_of`` gives the parameters of a slot's present
-        seed.
+        """Restore the optimisers from ``state``; ``parameters_of`` returns the parameters of the present seed
+        of a slot.
         """
         for slot, group in list(self._own.items()):
             self.leave(slot, list(group["params"]))
@@ -132,7 +136,7 @@ class OptimizerGroups:
                 self.join(slot, "", parameters_of(slot))
         for optimiser, kept in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(deepcopy(kept))
-        if self._own:  # load_state_dict creates new group objects.
+        if self._own:  # load_state_dict has replaced the parameter groups.
             groups = self.optimisers[0].param_groups[-len(self._own) :]
             self._own = dict(zip(state["order"], groups, strict=True))
 
@@ -140,26 +144,28 @@ class OptimizerGroups:
         return next((o for o, group in self._groups if any(p is parameter for p in group["params"])), None)
 
     def near(self, path: str) -> list[list[nn.Parameter]]:
-        """Return the host's parameters layer by layer: at ``path``, then upstream, then downstream."""
+        """Return the host's parameters, one list per layer: first the submodule ``path``, then the layers
+        upstream of it, nearest first, then the layers downstream."""
         here = self.calls.get(path, -1)
         before = [p for p, position in self.calls.items() if position < here]
         after = [p for p, position in self.calls.items() if position > here]
         others = [self._net.get_submodule(p) for p in (*before[::-1], *after)]
         layers = [host_parameters(self._net.get_submodule(path))]
         layers += [list(other.parameters(recurse=False)) for other in others]
-        layers.append(host_parameters(self._net))  # Modules that the sample did not run come last.
+        layers.append(host_parameters(self._net))  # Modules that did not run on the sample input come last.
         return [layer for layer in layers if layer]
 
     def _group_for(self, parameter: nn.Parameter, near: Sequence[Sequence[nn.Parameter]]) -> Group:
-        """Return the group that trains the nearest parameter of the same kind (vector, matrix, kernel).
+        """Return the group for a parameter of a seed: the group of the nearest host parameter of its kind.
 
-        Vectors are often in a separate group without weight decay, and some optimisers accept only matrices.
+        Kinds are vector, matrix and kernel. Parameters of another kind could be in another group: vectors are
+        often in a separate group without weight decay, and some optimisers accept only matrices.
         """
         group_of = {id(p): (o, group) for o, group in self._groups for p in group["params"]}
         held = [[p for p in layer if id(p) in group_of] for layer in near]
         held = [layer for layer in held if layer]
         if not held and not any(p.requires_grad for layer in near for p in layer):
-            return self._groups[0][1]  # The host is frozen, so the optimiser trains seeds only.
+            return self._groups[0][1]  # All host parameters are frozen, so the optimiser trains only seeds.
         if not held:
             raise HostError("no group of the optimiser holds a parameter of the network any more")
         optimiser, owner = group_of[id(held[0][0])]
@@ -187,31 +193,35 @@ def host_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def clone_tree(tree: Any) -> Any:
-    """Return a copy of nested dicts and lists that shares no tensor with the original."""
+    """Return a copy of nested dicts and lists in which every tensor is cloned."""
     return tree_map_only(Tensor, Tensor.clone, tree)
 
 
 def _kind(parameter: nn.Parameter) -> int:
-    """Return 0 for vectors, 1 for matrices, 2 for kernels."""
+    """Return 0 for a vector, 1 for a matrix, 2 for a convolution kernel."""
     return min(max(parameter.ndim - 1, 0), 2)
 
 
-@contextmanager
-def held_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Restore the learning rates on exit; a schedule inside starts from the present rates."""
-    before = [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
+def rates_of(optimizer: Optimizer) -> list[Group]:
+    """Return the learning rates of every parameter group, for ``restore_rates``."""
+    return [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
+
+
+def begin_schedule(optimizer: Optimizer) -> None:
+    """Let the learning-rate schedules of races start from the present rates."""
     for group in optimizer.param_groups:
         group["initial_lr"] = deepcopy(group["lr"])
-    try:
-        yield
-    finally:
-        for group, rates in zip(optimizer.param_groups, before, strict=True):
-            del group["initial_lr"]
-            group.update(rates)
+
+
+def restore_rates(optimizer: Optimizer, rates: Sequence[Group]) -> None:
+    """Restore the learning rates that ``rates_of`` returned."""
+    for group, before in zip(optimizer.param_groups, rates, strict=True):
+        group.pop("initial_lr", None)
+        group.update(before)
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise HostError unless ``optimizer`` is one torch optimiser."""
+    """Raise HostError unless ``optimizer`` is a single torch optimiser."""
     if not isinstance(optimizer, Optimizer):
         found = f"the class {optimizer.__name__}" if isinstance(optimizer, type) else type(optimizer).__name__
         raise HostError(
@@ -258,3 +268,20 @@ def _check_trainable(net: nn.Module, optimisers: Sequence[Optimizer]) -> None:
             f"the optimiser holds none of the {len(own)} parameters of this {type(net).__name__}; pass the"
             " one that trains it, made from net.parameters()"
         )
+
+
+ScheduleKind = Literal["cosine", "wsd"]
+DECAY_SHARE: Final = 0.2
+"""Last fraction of a training, over which a warmup-stable-decay schedule lowers the learning rate to zero."""
+
+
+def cosine_rate(base: float, progress: float) -> float:
+    """Return a cosine schedule's learning rate: ``base`` at progress 0, zero at progress 1."""
+    return base * 0.5 * (1.0 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+
+
+def wsd_factor(progress: float, minibatch: int, warmup: int) -> float:
+    """Return the learning-rate factor of a warmup-stable-decay schedule (Hu et al. 2024): it rises to 1 over
+    ``warmup`` minibatches, stays at 1, and falls linearly to 0 over the last ``DECAY_SHARE`` of the training.
+    """
+    return min(1.0, (minibatch + 1) / (warmup + 1), max((1.0 - progress) / DECAY_SHARE, 0.0))

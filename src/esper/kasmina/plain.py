@@ -1,13 +1,15 @@
-"""Conversion of a network with slots into a plain module, with a comparison of their outputs.
+"""Conversion of a network with slots into a plain module, with a comparison of the outputs before and after.
 
-A seed becomes a ``torch.fx`` graph of torch modules: a child of its submodule and that submodule's forward
-hook. Class, signature, attributes, containers and other hooks of the network do not change, and unpickling
-the plain module needs no code of esper. A linear seed after a linear layer is merged into the layer's weight.
+A seed becomes a ``torch.fx`` graph of torch modules, which is a child and a forward hook of the submodule
+that had the slot. Class, signature, attributes, containers and other hooks of the network do not change;
+unpickling the plain module needs no code of Esper. If requested, a linear seed after a linear layer is merged
+into the layer's weight.
 """
 
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -24,14 +26,14 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of
-from esper.leyline import BlendOperator, BlueprintError, HostError, Stage
+from esper.kasmina.transaction import Transaction
+from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, Stage
 
 MERGED_TOLERANCE: Final = (1e-4, 1e-5)
-"""Relative and absolute tolerance of outputs with merged weights, which sum in another order; other outputs
-must be bit-equal.
+"""Relative and absolute tolerance for outputs if weights were merged, since a merge changes the order of
+summation; without a merge, outputs must be bit-equal.
 """
 
-Undo = Callable[[], None]
 Outputs = dict[str, list[Tensor]]
 Leave = Callable[[Iterable[nn.Parameter]], None]
 
@@ -41,45 +43,92 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
 
     Args:
         net: Network with slots.
-        sample: Input of the comparison; without a sample each seed is compared on synthetic features.
-        merge: Add linear seeds after linear layers to the layers' weights; needs a sample.
-        leave: Called with the parameters of merged seeds, which no longer exist.
+        sample: Input on which outputs are compared; without a sample each seed is compared on synthetic
+            features.
+        merge: Merge a linear seed after a linear layer into the weight of that layer; needs a sample.
+        leave: Function that is called with the parameters of merged seeds, to remove them from their
+            optimiser.
 
     Returns:
-        Whether seeds are left as graphs in the network.
+        Whether any seed became a ``torch.fx`` graph, because it was not merged into a layer.
 
     Raises:
-        HostError: An output differs; the message names the slot, and the network is unchanged.
+        HostError: An output differs after the conversion; the message names the slot, and the network is
+            unchanged.
     """
     wanted = _outputs(net, sample)
-    undone: list[Undo] = []
-    merged: list[nn.Parameter] = []
-    graphs = False
-    try:
-        for path, slot in slots_of(net).items():
-            graft, submodule = slot.graft, net.get_submodule(path)
-            if graft is None:
-                undone.append(_without(submodule, slot))
-            elif merge and _is_linear(net, submodule, slot) and (undo := _merge(net, slot, sample, wanted)):
-                merged += graft.parameters()
-                undone.append(undo)
-            else:
-                graphs = True
-                if sample is None:
-                    _compare_seed(slot)
-                undone.append(_settle(submodule, slot))
-            _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
-    except BaseException:  # The network stays unchanged after Ctrl-C as well.
-        for undo in reversed(undone):
-            undo()
-        raise
+    while True:
+        try:
+            with Transaction([net]) as attempt:
+                attempt.keep(slot_weights(net))
+                graphs, merged = _convert(net, sample, wanted, merge=merge)
+            break
+        except HostError:
+            again = _outputs(net, sample)
+            stable = {how: tensors for how, tensors in wanted.items() if _are_equal(tensors, again[how])}
+            if stable.keys() == wanted.keys():
+                raise
+            wanted = stable
     leave(merged)
     notice_hooks()
     return graphs
 
 
+def _convert(net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool) -> tuple[bool, list[nn.Parameter]]:
+    """Turn all slots into plain modules; return whether a seed became a graph, and the parameters of merged
+    seeds."""
+    merged: list[nn.Parameter] = []
+    graphs = False
+    for path, slot in slots_of(net).items():
+        graft, submodule = slot.graft, net.get_submodule(path)
+        if graft is None:
+            del submodule._modules[RESERVED]
+        elif merge and _is_linear(net, submodule, slot) and _merge(net, slot, sample, wanted):
+            merged += graft.parameters()
+        else:
+            graphs = True
+            if sample is None:
+                _compare_seed(slot)
+            _replace(submodule, slot, graph_of(graft, slot.site.output))
+        _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
+    return graphs, merged
+
+
+def settle(net: nn.Module) -> list[str]:
+    """Turn all slots of ``net`` into plain modules without running the network.
+
+    Returns:
+        Names of the slots whose seeds cannot be traced; these seeds stay in the network as modules of Esper.
+    """
+    untraced = []
+    for path, slot in slots_of(net).items():
+        submodule = net.get_submodule(path)
+        if slot.graft is None:
+            del submodule._modules[RESERVED]
+            continue
+        try:
+            _compare_seed(slot)
+            _replace(submodule, slot, graph_of(slot.graft, slot.site.output))
+        except EsperError:
+            untraced.append(slot.site.name)
+            _replace(submodule, slot, _Hook(slot.graft, slot.site.output))
+    notice_hooks()
+    return untraced
+
+
+def slot_weights(net: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of the layers with slots, into which seeds may be merged."""
+    return [p for path in slots_of(net) for p in net.get_submodule(path).parameters(recurse=False)]
+
+
 def harvest(model: MorphogeneticModel) -> nn.Module:
-    """Return a plain copy of the network with its fossilized seeds; other seeds are left out.
+    """Return a plain copy of the network with its fossilized seeds; seeds in other stages are left out.
+
+    Args:
+        model: Growing network, which is not changed.
+
+    Raises:
+        HostError: The outputs of the plain copy differ from those of the growing network.
 
     Example:
         >>> net = harvest(env.model)
@@ -88,57 +137,30 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     stages = dict(zip(model.slot_config.slot_ids, model.table.stage[0], strict=True))
     for slot in slots_of(host).values():
         if slot.graft is not None:
-            slot.graft.stream = None  # The plain module draws dropout masks from the global generator.
+            slot.graft.stream = None  # In a plain module, dropout draws from torch's global generator.
         if slot.graft is not None and stages[slot.site.name] != Stage.FOSSILIZED:
             slot.remove()
     finish(host, host.sample_input(2) if isinstance(host, Host) else None)
     return host
 
 
-@contextmanager
-def plain_on_error(finish: Callable[[], nn.Module]) -> Iterator[None]:
-    """Call ``finish`` after an error, so that the caller gets a plain network with the training so far."""
-    try:
-        yield
-    except BaseException as error:
-        try:
-            finish()
-        except Exception as other:
-            error.add_note(f"esper could not make the network plain again: {other}")
-        raise
-
-
 # --- one slot -----------------------------------------------------------------------------------------------
 
 
-def _without(submodule: nn.Module, slot: SeedSlot) -> Undo:
-    """Remove an empty slot."""
-    del submodule._modules[RESERVED]
-    return lambda: submodule.add_module(RESERVED, slot)
-
-
-def _settle(submodule: nn.Module, slot: SeedSlot) -> Undo:
-    """Replace the slot by the seed's graph, and the slot's hook by the graph."""
-    graft = slot.held
+def _replace(submodule: nn.Module, slot: SeedSlot, hook: nn.Module) -> None:
+    """Replace the slot and its forward hook by the module ``hook``."""
     assert slot.handle is not None
-    graph = graph_of(graft, slot.site.output).train(submodule.training)
-    number, name = slot.handle.id, GROWN
+    name = GROWN
     while hasattr(submodule, name):
         name += "_more"
     del submodule._modules[RESERVED]
-    submodule.add_module(name, graph)
-    submodule._forward_hooks[number] = graph
-
-    def undo() -> None:
-        del submodule._modules[name]
-        submodule.add_module(RESERVED, slot)
-        submodule._forward_hooks[number] = graft.on_forward
-
-    return undo
+    submodule.add_module(name, hook.train(submodule.training))
+    submodule._forward_hooks[slot.handle.id] = hook
 
 
 def _is_linear(net: nn.Module, submodule: nn.Module, slot: SeedSlot) -> bool:
-    """Return whether the seed is a linear map after a linear layer whose weight has one name."""
+    """Return whether the seed is a linear map after a linear layer whose weight is not shared with another
+    layer."""
     graft = slot.held
     if type(submodule) is not nn.Linear or graft.operator is not BlendOperator.ADD:
         return False
@@ -152,44 +174,36 @@ def _is_linear(net: nn.Module, submodule: nn.Module, slot: SeedSlot) -> bool:
 
 
 @torch.no_grad()
-def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> Undo | None:
-    """Merge the seed's linear map M into the layer: W ← (1 + alpha·M)·W and b likewise; return None if the
-    rounding error is too large.
+def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> bool:
+    """Merge the seed's linear map M into the weight W and bias b of its layer: W ← (1 + alpha·M)·W, and b
+    likewise; return False, and change nothing, if the rounding error of the outputs is too large.
 
-    Weights in bfloat16 have too few digits for the merged sum, and a deep network may amplify the rounding
+    Weights in bfloat16 have too few digits for the merged sum, and deep networks may amplify its rounding
     error.
     """
-    layer = net.get_submodule(slot.site.path)
+    layer, graft = net.get_submodule(slot.site.path), slot.held
     assert isinstance(layer, nn.Linear)
-    graft = slot.held
-    kept = [(p, p.clone()) for p in layer.parameters(recurse=False)]
-    for parameter, before in kept:
-        rows = before.double().view(layer.out_features, -1).T
-        change = graft.seed.double()(rows).T.reshape(before.shape)
-        parameter.copy_(before.double() + graft.alpha.double() * change)
-    graft.seed.to(layer.weight.dtype)
-    slot.remove()
-    del layer._modules[RESERVED]
-
-    def undo() -> None:
-        for parameter, before in kept:
-            parameter.data.copy_(before)
-        layer.add_module(RESERVED, slot)
-        slot.hold(graft)
-
+    seed = copy.deepcopy(graft.seed).double()
     try:
-        _compare(wanted, _outputs(net, sample), slot.site.name, exact=False)
+        with Transaction([layer]) as trial:
+            trial.keep(layer.parameters(recurse=False))
+            for parameter in layer.parameters(recurse=False):
+                before = parameter.double()
+                change = seed(before.view(layer.out_features, -1).T).T.reshape(before.shape)
+                parameter.copy_(before + graft.alpha.double() * change)
+            slot.remove()
+            del layer._modules[RESERVED]
+            _compare(wanted, _outputs(net, sample), slot.site.name, exact=False)
     except HostError:
-        undo()
-        return None
-    return undo
+        return False
+    return True
 
 
 # --- a seed as a graph ------------------------------------------------------------------------------------
 
 
 class _Hook(nn.Module):
-    """Forward hook of a slot in operations that ``torch.fx`` can trace."""
+    """Forward hook that runs a seed, in operations that ``torch.fx`` can trace."""
 
     alpha: Tensor
 
@@ -208,10 +222,23 @@ class _Hook(nn.Module):
         return self.where.replaced(output, grown.transpose(*self.swap) if self.swap else grown)
 
 
+_TRACING: Final = threading.Lock()
+"""Lock held while a tracer of ``torch.fx`` replaces methods of ``nn.Module``, which affects all threads."""
+
+
 class _Tracer(fx.Tracer):
-    """Tracer that traces through modules of esper and their subclasses; other modules stay modules of the
+    """Tracer that traces through modules of Esper and their subclasses; all other modules stay modules of the
     graph.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            return forward(*args, **kwargs)  # Another thread runs a network of its own.
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         bases = {base for inner in m.modules() for base in type(inner).__mro__}
@@ -219,10 +246,11 @@ class _Tracer(fx.Tracer):
 
 
 def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
-    """Return the seed as a hook ``(module, args, output)`` of torch modules that shares its parameters."""
+    """Return a graph of torch modules that is a forward hook ``(module, args, output)`` and shares the
+    parameters of the seed."""
     hook = _Hook(graft, where)
     try:
-        with _plain_attention(graft):
+        with _TRACING, _plain_attention(graft):
             graph = _Tracer().trace(hook)
     except Exception as error:
         raise BlueprintError(
@@ -230,14 +258,15 @@ def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
             " it without branches on values, or do not derive it from classes of esper"
         ) from error
     for node in graph.nodes:
-        node.type = None  # Type annotations given as text cannot be pickled.
-    graph._tracer_cls = None  # The tracer class would be pickled by its name in esper.
+        node.type = None  # String annotations of graph nodes cannot be pickled.
+    graph._tracer_cls = None  # The pickled graph must not refer to a class of Esper.
     return fx.GraphModule(hook, graph, class_name="Grown")
 
 
 @contextmanager
 def _plain_attention(graft: Graft) -> Iterator[None]:
-    """Use plain attention inside the context: flex attention branches on tensors and cannot be traced."""
+    """Replace flex attention by plain attention inside the context, because flex attention branches on
+    tensors and cannot be traced."""
     heads = [(m, m.attend) for m in graft.modules() if isinstance(m, Heads)]
     for module, _ in heads:
         module.attend = causal_attention
@@ -252,7 +281,7 @@ def _plain_attention(graft: Graft) -> Iterator[None]:
 
 
 def _outputs(net: nn.Module, sample: Any) -> Outputs:
-    """Return all tensors that ``net`` returns for the sample, in training and evaluation mode, with and
+    """Return all tensors that ``net`` returns for the sample: in training and evaluation mode, each with and
     without gradients.
     """
     found: Outputs = {}
@@ -267,7 +296,8 @@ def _outputs(net: nn.Module, sample: Any) -> Outputs:
 
 
 def _compare_seed(slot: SeedSlot) -> None:
-    """Compare a seed's graph with the seed on synthetic features, in training and evaluation mode."""
+    """Raise HostError unless a seed and its graph return the same on synthetic features, in training and
+    evaluation mode."""
     graft = slot.held
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)
@@ -285,6 +315,12 @@ def _compare_seed(slot: SeedSlot) -> None:
                 " nothing was changed"
             )
     graft.train(mode)
+
+
+def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(
+        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(some, others, strict=True)
+    )
 
 
 def _compare(wanted: Outputs, found: Outputs, slot: str, *, exact: bool) -> None:

@@ -1,7 +1,7 @@
-"""Independent torch random streams as contexts.
+"""Independent random streams of torch, as context managers.
 
-Layers draw from torch's global generators. Inside the context of a stream, torch's global generators have the
-state of the stream; on exit their earlier state is restored, bit for bit.
+Layers such as dropout draw from torch's global generators. Inside the context of a random stream, torch's
+global generators have the state of the stream; on exit their earlier state is restored, bit for bit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CUDA_STATE: Final = 16
 
 
 class TorchStream:
-    """Sequence of random numbers for all draws inside ``with stream:``.
+    """Random stream: its own sequence of random numbers for all draws of torch inside ``with stream:``.
 
     For a CUDA ``device`` the stream holds the states of the CPU generator and the CUDA generator, because
     layers draw from both.
@@ -55,9 +55,9 @@ class TorchStream:
         torch.cuda.set_rng_state(state[-CUDA_STATE:], self._cuda)
 
     def get_state(self) -> Tensor:
-        """Return the position in the random stream."""
+        """Return the generator state of the random stream."""
         return self._state.clone()
 
     def set_state(self, state: Tensor) -> None:
-        """Set the random stream to a position that ``get_state`` returned."""
+        """Set the random stream to a generator state that ``get_state`` returned."""
         self._state = state.clone()

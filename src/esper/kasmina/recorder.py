@@ -1,4 +1,5 @@
-"""Rows of telemetry about one network that grows: decisions, stage moves, epochs, seeds, episodes, alerts."""
+"""Rows of telemetry about one network that grows: decisions, stage changes, epochs, seeds, episodes,
+alerts."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -17,7 +18,7 @@ PHASES: Final = ("act", "train", "measure", "rest")
 
 
 class RowKey(NamedTuple):
-    """First columns of every row of an episode."""
+    """First columns of every row about an episode."""
 
     env: int
     episode: int
@@ -27,7 +28,8 @@ class RowKey(NamedTuple):
 
 
 def _columns(row: type[rows.Row], place: RowKey, source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of ``row`` that occur in ``place`` or ``source``; non-finite values become None."""
+    """Return the values of a telemetry row of type ``row``: all entries of ``place``, and the row's columns
+    that are in ``source``. Non-finite values of ``source`` become None."""
     known_here = {name: rows.known(source[name]) for name in row.__struct_fields__ if name in source}
     return known_here | place._asdict()
 
@@ -35,7 +37,8 @@ def _columns(row: type[rows.Row], place: RowKey, source: Mapping[str, Any]) -> d
 def counterfactual_rows(
     place: RowKey, result: Contributions, in_forward: BoolArray
 ) -> Iterator[rows.CounterfactualRow]:
-    """Yield one row per configuration, if any seed was switched; ``in_forward [slot]`` marks active seeds."""
+    """Yield one telemetry row per on/off configuration, or none if no seed was switched off; ``in_forward``
+    marks the slots with a blended seed."""
     if not result.slots:
         return
     for configuration, score, loss in zip(result.configurations, result.scores, result.losses, strict=True):
@@ -47,11 +50,11 @@ def counterfactual_rows(
 
 
 class Recorder:
-    """Counts the decisions about one network and sends rows about it to a sink.
+    """Counts the decisions about one network, and sends telemetry rows about the network to a sink.
 
     Args:
-        table: Slot table of the network, one row.
-        key: Returns the first columns of the next row.
+        table: Slot table of the network, with one row.
+        key: Function that returns the first columns of the next row.
     """
 
     def __init__(self, table: SlotTable, key: Callable[[], RowKey]) -> None:
@@ -63,19 +66,19 @@ class Recorder:
         self._decision: rows.DecisionRow | None = None
 
     def emit(self, emitted: Iterable[rows.Row]) -> None:
-        """Send rows to the sink, if there is one."""
+        """Send telemetry rows to the sink, if there is one."""
         if self.sink is not None:
             for row in emitted:
                 self.sink.emit(row)
 
     def decided(self, action: IntArray, alpha: FloatArray, legal: BoolArray, outcome: Outcome) -> None:
-        """Count a decision.
+        """Count a decision by its op, and build its telemetry row.
 
         Args:
-            action: Canonical action ``[8]``.
-            alpha: Alpha ``[1]`` of its slot before the action.
-            legal: Actions ``[op, slot]`` that were possible.
-            outcome: Result of the action.
+            action: Canonical action, one index per head, ``[head]``.
+            alpha: Alpha of the action's slot before the action, ``[1]``.
+            legal: Mask ``[op, slot]`` of the actions that were legal.
+            outcome: Result of executing the action.
         """
         self.op_counts[int(action[Head.OP])] += 1
         self.refused += not outcome.succeeded
@@ -89,8 +92,8 @@ class Recorder:
             failed_checks=list(outcome.failed_checks),
         )
 
-    def decision(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
-        """Emit the row of the last decision, with the policy's output and the reward if given."""
+    def emit_last_action(self, policy: PolicyOutput | None = None, reward: Reward | None = None) -> None:
+        """Emit the telemetry row of the last decision, with the policy's output and the reward if given."""
         if self._decision is not None:
             columns = {} if policy is None else rows.known(policy._asdict())
             if reward is not None:
@@ -101,7 +104,7 @@ class Recorder:
             self.emit([msgspec.structs.replace(self._decision, **columns)])
 
     def moves(self, moves: Sequence[rows.StageMove], score: float | None) -> None:
-        """Emit one row per stage move; ``score`` is the last validation score."""
+        """Emit one telemetry row per stage change; ``score`` is the last validation score."""
         for move in moves:
             row = rows.TransitionRow(
                 **self._key()._asdict(),
@@ -121,7 +124,8 @@ class Recorder:
             self.emit([row])
 
     def interventions(self, interventions: Iterable[Intervention], score: float | None) -> None:
-        """Emit the stage moves and alerts of interventions by the governor."""
+        """Emit the telemetry rows of the governor's interventions: stage changes, and one alert per
+        intervention."""
         for each in interventions:
             self.moves(each.moves, score)
             key = self._key()
@@ -140,12 +144,13 @@ class Recorder:
     def epoch(
         self, facts: EnvFacts, measured: Contributions, seconds: Mapping[str, float], **columns: Any
     ) -> None:
-        """Emit the rows of an epoch: configurations, the epoch, and its seeds.
+        """Emit the telemetry rows of an epoch: one per on/off configuration, one for the epoch, and one per
+        seed.
 
         Args:
-            facts: Facts after the epoch.
-            measured: Contributions of the seeds.
-            seconds: Seconds of each phase of the step.
+            facts: Measurements of the network after the epoch.
+            measured: Scores of on/off configurations of the seeds.
+            seconds: Seconds spent in each phase of the step, such as ``train`` and ``measure``.
             columns: All other columns of the epoch's row.
         """
         if self.sink is None:
@@ -161,7 +166,7 @@ class Recorder:
             self.emit([rows.SeedRow(**_columns(rows.SeedRow, key, values))])
 
     def episode(self, known_columns: Mapping[str, Any], reward: Reward | None = None) -> None:
-        """Emit the row of the episode; ``reward`` is its undiscounted return."""
+        """Emit the telemetry row of the episode; ``reward`` is the undiscounted return of the episode."""
         row = rows.EpisodeRow(
             **_columns(rows.EpisodeRow, self._key(), dict(known_columns) | self.state()),
             total_reward=None if reward is None else rows.known(reward.total),

@@ -1,11 +1,12 @@
-"""Recovery from a broken epoch: remove the seed that caused it, or return to the last good state.
+"""Recovery from a breakdown: remove the seed that caused the breakdown, or return to the last good state.
 
-A rollback restores weights, optimisers and topology. After a rollback, time and data continue, and random
-streams restart with the number of the rollback, so that the same failure is not repeated.
+A rollback restores weights, optimiser states and seeds. A rollback does not change the epoch count or the
+order of the data. After a rollback random streams restart with new numbers, so that the same failure is not
+repeated.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -22,38 +23,39 @@ from esper.kasmina.optimizer_groups import clone_tree
 from esper.leyline import SlotTable, Stage, StageMove
 
 SNAPSHOT_EVERY: Final = 3
-"""Number of good epochs between snapshots; a snapshot is also taken after a fossilisation."""
+"""Number of epochs between snapshots; a snapshot is also taken after a seed became permanent."""
 ROLLBACK_LIMIT: Final = 3
-"""Default number of rollbacks at which an episode ends."""
+"""Default number of rollbacks after which an episode ends."""
 NOT_FINITE: Final = Alarm("non-finite", math.nan, math.inf)
 
 
 class Recoverable(Protocol):
-    """Network in training that can return to a snapshot."""
+    """Interface of a training that can return to a snapshot of its network."""
 
     @property
     def model(self) -> MorphogeneticModel: ...
 
     def weights(self) -> Any:
-        """Return weights, seeds, slot table and optimiser states."""
+        """Return a snapshot: weights, seeds, slot table and optimiser states."""
 
     def load_weights(self, weights: Any) -> None:
-        """Return to a snapshot."""
+        """Restore a snapshot that ``weights`` returned."""
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
-        """Update the training after rollback ``number``, which has not changed the seeds of the slots
-        ``stayed``.
+        """Update random streams and FLOP counts after rollback ``number``; ``stayed`` are the slots whose
+        seed the rollback did not change.
         """
 
     def count(self, moves: Sequence[StageMove]) -> None:
-        """Update the training after stage moves."""
+        """Update counters of the training after stage changes."""
 
     def measure(self, *, contributions: bool) -> Contributions:
-        """Score the network and, on request, each seed's contribution."""
+        """Score the network and, with ``contributions``, measure the contribution of each seed."""
 
 
 class Intervention(NamedTuple):
-    """Intervention: an alarm, the recovery action, and the stage moves that the action caused."""
+    """Intervention of the governor: an alarm, a description of the recovery action, and the stage changes
+    that the action caused."""
 
     alarm: Alarm
     answer: str
@@ -61,13 +63,15 @@ class Intervention(NamedTuple):
 
 
 class Recovery:
-    """Check of every epoch of a training, and rollback of epochs that broke it.
+    """Checks every epoch of a training for a breakdown; removes the seed that caused it, or rolls the network
+    back.
 
     Args:
-        trained: Network in training.
-        governor: Decides whether a loss is acceptable.
-        loss: Loss of a minibatch; only needed to find the cause of a non-finite minibatch.
-        limit: Number of rollbacks at which recovery gives up.
+        trained: Training whose network is checked.
+        governor: Governor that decides whether a validation loss is acceptable.
+        loss: Function that returns the loss of a minibatch; only needed to find the seed that made a
+            minibatch non-finite.
+        limit: Number of rollbacks after which recovery gives up.
     """
 
     def __init__(
@@ -84,36 +88,37 @@ class Recovery:
         self._interventions: list[Intervention] = []
         self.rollbacks = 0
         self.rolled_back = False
-        """Whether the epoch that was checked last ended in a rollback."""
+        """Whether the last checked epoch was rolled back."""
         self._fossilized = False
         self._good: Any = None
-        """Last snapshot of the training; None after another state was loaded."""
+        """Last snapshot of a good epoch; None after the state of another training was loaded."""
         self._keep(0)
 
     @property
     def given_up(self) -> bool:
-        """Whether the training has reached the limit of rollbacks."""
+        """Whether the number of rollbacks has reached its limit."""
         return self.rollbacks >= self._limit
 
     def note_fossil(self) -> None:
-        """Take a snapshot after the next good epoch, so that a new fossil survives a rollback."""
+        """Request a snapshot after the next good epoch, so that a later rollback does not remove a new
+        fossil."""
         self._fossilized = True
 
     def interventions(self) -> list[Intervention]:
-        """Return the interventions since the last call."""
+        """Return the interventions of the governor since the last call."""
         made, self._interventions = self._interventions, []
         return made
 
     def check_epoch(self, measured: Contributions, epoch: int, *, broken: bool) -> bool:
-        """Check the losses of an epoch, and remove a seed or roll back if they raise an alarm.
+        """Check the validation loss of an epoch; if it raises an alarm, remove a seed or roll back.
 
         Args:
-            measured: Validation of the network after the epoch.
-            epoch: Number of the epoch.
-            broken: Whether the epoch had non-finite numbers that no seed caused.
+            measured: Scores of the network and its seeds after the epoch.
+            epoch: Number of epochs trained so far.
+            broken: Whether losses or gradients of the epoch were non-finite and no seed caused this.
 
         Returns:
-            Whether the network changed, so that it must be measured again.
+            Whether the network changed, so that its score must be measured again.
         """
         self.rolled_back = False
         alarm = NOT_FINITE if broken else self._governor.check(measured.loss)
@@ -135,9 +140,8 @@ class Recovery:
     # --- snapshots ----------------------------------------------------------------------------
 
     def forget_snapshot(self) -> None:
-        """Drop the snapshot, after another state was loaded; the next snapshot is taken after the next good
-        epoch.
-        """
+        """Discard the last snapshot, because another state was loaded; a new snapshot is taken after the next
+        good epoch."""
         self._good, self._good_epoch = None, -SNAPSHOT_EVERY
 
     def _keep(self, epoch: int) -> None:
@@ -156,7 +160,7 @@ class Recovery:
         self._interventions.append(Intervention(alarm, answer, _undone(before, table)))
 
     def state(self) -> dict[str, Any]:
-        """Return counters, governor and the last snapshot."""
+        """Return the number of rollbacks, the state of the governor, and the last snapshot."""
         return {
             "rollbacks": self.rollbacks,
             "good_epoch": self._good_epoch,
@@ -172,7 +176,8 @@ class Recovery:
     # --- removal of the seed that caused an alarm ---------------------------------------------
 
     def _guilty(self, measured: Contributions) -> int | None:
-        """Return the slot of the live seed without which the loss is lowest, if that loss raises no alarm."""
+        """Return the slot of the live seed whose removal gives the lowest loss; None if even that loss raises
+        an alarm."""
         if not measured.slots and self._trained.model.blended:
             measured = self._trained.measure(contributions=True)
         live = [slot for slot in measured.slots if self._trained.model.table.live[0, slot]]
@@ -181,20 +186,21 @@ class Recovery:
         return min(healthy, key=lambda slot: healthy[slot]) if healthy else None
 
     def remove_broken(self, slots: list[int]) -> None:
-        """Remove incubating seeds that are no longer finite; the host is not affected."""
+        """Remove incubating seeds with non-finite weights; the output of the host is not affected."""
         for slot in slots:
             self._prune(slot, "non-finite while incubating")
 
     def remove_guilty(self, x: Tensor, y: Tensor) -> bool:
-        """Remove the live seeds that made a minibatch non-finite; return whether there was such a seed."""
+        """Remove the live seeds that made the loss of a minibatch non-finite; return whether there was such a
+        seed."""
         guilty = [slot for slot in self._trained.model.blended if self._explains(slot, x, y)]
         for slot in guilty:
             self._prune(slot, "non-finite while blended")
         return bool(guilty)
 
     def _explains(self, slot: int, x: Tensor, y: Tensor) -> bool:
-        """Return whether ``slot`` has a live seed that is non-finite, or without which loss and gradients are
-        finite.
+        """Return whether the seed at ``slot`` is live and causes a non-finite loss: its weights are
+        non-finite, or loss and gradients are finite without it.
         """
         model = self._trained.model
         if not model.table.live[0, slot]:
@@ -218,7 +224,7 @@ class Recovery:
 
 
 def _undone(before: SlotTable, after: SlotTable) -> list[StageMove]:
-    """Return the stage moves between the slot tables before and after a rollback."""
+    """Return the stage changes of a rollback, computed from the slot tables before and after the rollback."""
     changed = (before.stage != after.stage) | (before.seed_id != after.seed_id)
     return [
         StageMove(
@@ -243,9 +249,10 @@ class UserTraining:
 
     Args:
         model: Network that the user trains.
-        record_moves: Called with the stage moves of a seed that recovery removes.
-        measure_again: Measures the contributions of all active seeds.
-        copies: Copies of the network that follow its seeds, such as averages.
+        record_moves: Function that is called with the stage changes of a seed that recovery removes.
+        measure_again: Function that measures the contributions of all blended seeds.
+        copies: Copies of the network, such as weight averages, that receive the same seeds.
+        keep: Function that is called with all weights before a snapshot overwrites them.
     """
 
     def __init__(
@@ -254,14 +261,17 @@ class UserTraining:
         record_moves: Callable[[Sequence[StageMove]], None],
         measure_again: Callable[[], Contributions],
         copies: Sequence[nn.Module] = (),
+        keep: Callable[[Iterable[Tensor]], None] = lambda _: None,
     ) -> None:
         self.model = model
+        self._keep = keep
         self._copies = copies
         self.count = record_moves
         self._measure_again = measure_again
 
     def weights(self) -> dict[str, Any]:
-        """Return weights of the network and its copies, the layout of seeds, and optimiser states by name."""
+        """Return a snapshot: weights of the network and its copies, the layout of seeds, and optimiser states
+        by parameter name."""
         net = self.model.host
         names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
         return {
@@ -275,11 +285,12 @@ class UserTraining:
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Return to a snapshot."""
+        """Restore a snapshot that ``weights`` returned."""
         net = self.model.host
+        self._keep(parameter for each in (net, *self._copies) for parameter in each.parameters())
         self.model.load_layout(weights["layout"])
         net.load_state_dict(weights["net"])
-        # A copy that was added after the snapshot starts from the network's weights.
+        # A copy that was added after the snapshot has no saved weights and gets those of the network.
         for copy, kept in zip_longest(self._copies, weights["copies"], fillvalue=weights["net"]):
             copy.load_state_dict(kept)
         for key, optimiser in self._optimisers().items():
@@ -290,17 +301,17 @@ class UserTraining:
                     optimiser.state[parameter] = clone_tree(moments[name])
 
     def _optimisers(self) -> dict[str, Optimizer]:
-        """Return the optimisers by number and class, because moments cannot be loaded into an optimiser of
-        another class.
+        """Return the optimisers; the keys are number and class name, so that the saved state of an optimiser
+        is not loaded into an optimiser of another class.
         """
         optimisers = self.model.groups.optimisers if self.model.groups else ()
         return {f"{number} {type(each).__name__}": each for number, each in enumerate(optimisers)}
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
-        """Do nothing: a rollback does not undo compute, and the user's random generators have advanced."""
+        """Do nothing: a rollback neither subtracts FLOPs nor resets the user's random generators."""
 
     def measure(self, *, contributions: bool) -> Contributions:
-        """Measure the contributions of all active seeds."""
+        """Measure the network and the contributions of all blended seeds."""
         return self._measure_again()
 
 

@@ -1,9 +1,9 @@
-"""Sites: submodules of a network after which a seed can be planted, stated by a built-in host or found by a
-forward pass.
+"""Sites: submodules of a network after which a seed can be planted; a built-in host lists its sites, other
+networks are searched by a forward pass.
 
 A site is a submodule that runs exactly once per forward and returns a tensor of features, alone or inside a
-tuple, a dict or a dataclass. A site named after a ``Sequential`` is attached to its last child, whose output
-is the same tensor, so that no container changes.
+tuple, a dict or a dataclass. Containers do not change: a site that is named after a ``Sequential`` is
+attached to its last child, which returns the same tensor.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from esper.kasmina.dry_run import Call, dry_forward, tensors_in
 from esper.leyline.errors import HostError, UnknownNameError
 
 MOST_AUTO_SITES: Final = 8
-"""Largest number of sites that ``slots="auto"`` returns, spread over the depth of the network."""
+"""Largest number of sites that ``slots="auto"`` selects, spread over the depth of the network."""
 GROWN: Final = "grown"
-"""Name of the child module that holds a seed after ``finish``."""
+"""Name of the child module that contains a seed after ``finish`` has replaced its slot."""
 _TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {4: "feature_map", 3: "tokens", 2: "features"}
 
 Holder = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
-"""Kind of object that a submodule returns its features in."""
+"""Kind of return value of a submodule: the feature tensor, or a container with it."""
 fx.wrap("replace")
 
 
@@ -41,13 +41,14 @@ class Output(NamedTuple):
     """Index or name of the feature tensor in the return value; None if the return value is the tensor."""
 
     def features(self, output: Any) -> Any:
-        """Return the tensor that a seed reads and changes."""
+        """Return the feature tensor in the return value of a submodule."""
         if self.holder == "tensor":
             return output
         return getattr(output, self.key) if self.holder in {"namedtuple", "dataclass"} else output[self.key]
 
     def replaced(self, output: Any, features: Tensor) -> Any:
-        """Return ``output`` with other features, as an object of the same type; ``torch.fx`` can trace it."""
+        """Return ``output`` with its feature tensor replaced, as an object of the same type; ``torch.fx`` can
+        trace this method."""
         holder, key = self
         if holder == "tensor":
             return features
@@ -67,39 +68,41 @@ _WHOLE: Final = Output("tensor")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Site:
-    """One submodule after which a seed can be planted."""
+    """Submodule after which a seed can be planted, with the shape of its features."""
 
     name: str
-    """Name of the site for the user, such as ``layer2``."""
+    """Name of the site in ``slots`` and in messages, such as ``layer2``."""
     path: str
-    """Path of the submodule that carries the slot, such as ``layer2.1``."""
+    """Path of the submodule that has the slot as a child, such as ``layer2.1``."""
     topology: Topology
     width: int
     shape: tuple[int, ...]
-    """Shape of the features as a seed receives them, batch included."""
+    """Shape of the features that a seed receives, with the batch axis."""
     output: Output = _WHOLE
     swap: tuple[int, int] | None = None
-    """Axes to transpose for features ``[tokens, batch, width]`` or ``[batch, width, tokens]``."""
+    """Axes to transpose for the seed: those of tokens and batch, or of width and tokens; None if features are
+    in the order that seeds require."""
     block: str | None = None
     """Path of the block that a ``stack`` seed copies; the block maps one tensor to a tensor of the same
-    shape. None if there is no such block.
+    shape. The path is None if there is no block to copy.
     """
     channels_last: bool = False
-    """Whether feature maps and the weights of seeds have the memory format ``torch.channels_last``."""
+    """Whether feature maps at the site, and weights of its seeds, have the memory format
+    ``torch.channels_last``."""
 
 
 def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
-    """Return the sites that ``slots`` names, in the order of the forward pass.
+    """Return the sites for ``slots``, in the order of the forward pass.
 
     Args:
         net: Network without slots.
-        slots: ``"auto"``, or names of submodules and globs. ``encoder:hidden`` selects the output named (or
-            numbered) ``hidden`` of ``encoder`` instead of its first tensor.
-        sample: Input of the network.
+        slots: Names or globs of submodules, or ``"auto"``. A name ``encoder:hidden`` selects the output with
+            name or number ``hidden`` of ``encoder``; a name without suffix selects the first tensor.
+        sample: Input that the network is called with.
 
     Raises:
-        HostError: A submodule cannot carry a slot, or no submodule was named.
-        UnknownNameError: A name matches no submodule.
+        HostError: A submodule cannot have a slot, or ``slots`` is empty.
+        UnknownNameError: A name or glob matches no submodule.
     """
     calls, result = dry_forward(net, sample)
     by_path: dict[str, list[Call]] = {}
@@ -124,16 +127,16 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
 
 
 def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
-    """Return the position of every submodule that runs in a forward pass, in the order in which the calls
-    end.
+    """Return the position of every submodule that runs in a forward pass; submodules are ordered by the end
+    of their calls.
     """
     calls, _ = dry_forward(net, sample)
     return {path: index for index, path in enumerate(dict.fromkeys(each.path for each in calls))}
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
-    """Raise HostError if the forward pass fails in training mode, or a site returns another type in training
-    mode.
+    """Raise HostError if the forward pass fails in training mode, or if a site returns another type in
+    training mode than in evaluation mode.
     """
     calls, _ = dry_forward(net, sample, training=True)
     for site in sites:
@@ -167,15 +170,15 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _matches(name: str, glob: str) -> bool:
-    """Match the path of a submodule component by component: ``layers.*`` matches only direct children of
-    ``layers``.
+    """Return whether a glob matches the path of a submodule, component by component: ``layers.*`` matches
+    only direct children of ``layers``.
     """
     parts, patterns = name.split("."), glob.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
 def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]) -> Site:
-    """Return the site named ``name``; raise HostError if the submodule cannot carry a slot."""
+    """Return the site of the submodule ``name``; raise HostError if the submodule cannot have a slot."""
     module = net.get_submodule(name)
     kind = type(module).__name__
     path = next(path for path, other in net.named_modules() if other is module)
@@ -217,8 +220,8 @@ def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]
 
 
 def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:
-    """Return ``path``, or for a container the path of the child that computes its output; None if no child
-    does.
+    """Return the path of the module that computes the output of ``path``: ``path`` itself or, for a
+    container, one of its children; None if no child does.
     """
     module = net.get_submodule(path)
     if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
@@ -232,7 +235,7 @@ def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> st
 
 
 def _locate(output: Any, key: str) -> Output | None:
-    """Return the position of the features in ``output``: at ``key``, or the first tensor of floats."""
+    """Return the position of the features in ``output``: the entry ``key``, or the first tensor of floats."""
     if isinstance(output, Tensor):
         return Output("tensor") if output.is_floating_point() and not key else None
     holder: Holder
@@ -267,10 +270,11 @@ _CHANNELS_LAST: Final = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.M
 
 
 def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple[int, int] | None:
-    """Return the axes to transpose, so that features are ``[batch, tokens, width]``.
+    """Return the axes to transpose so that features become ``[batch, tokens, width]``; None if they already
+    are.
 
-    The axes are inferred from the last layer at or before ``path`` with a fixed channel axis, and from
-    ``batch_first``.
+    The order of the axes follows from the nearest layer, at or before ``path``, with a known channel axis,
+    and from the option ``batch_first`` of recurrent and attention layers.
     """
     until = list(by_path).index(path) + 1
     for earlier in reversed(list(by_path)[:until]):
@@ -289,17 +293,18 @@ def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple
 
 
 def _is_width_last(module: nn.Module) -> bool:
-    """Return whether the layer puts the width last; subclasses are excluded, because they may transpose."""
+    """Return whether the last axis of the module's output is certainly the width; subclasses of torch's
+    layers are excluded, because they may transpose."""
     is_last = type(module) in (nn.Linear, nn.Embedding)
     return is_last or (type(module) is nn.LayerNorm and len(module.normalized_shape) == 1)
 
 
 def _is_block(module: nn.Module, found: Call) -> bool:
-    """Return whether the module has children, was called with one tensor only, and returned a tensor of the
-    same shape.
+    """Return whether the module is a block: it has children, was called with one tensor only, and returned a
+    tensor of the same shape.
 
-    A module with an attention mask is no block even if the mask was None: transformers passes one for padded
-    batches only.
+    A module that was called with an attention mask is no block, even if the mask was None: the library
+    transformers passes a mask only for padded batches.
     """
     named = inspect.signature(module.forward).bind(*found.args, **found.kwargs).arguments
     given = [value for value in named.values() if isinstance(value, Tensor) or value]
@@ -316,14 +321,15 @@ def _is_block(module: nn.Module, found: Call) -> bool:
 
 
 def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
-    """Return sites after the outermost repeated blocks, or after layers with weights; never at the output."""
+    """Return sites for ``slots="auto"``: after each of the outermost repeated blocks or, if there are none,
+    after each layer with weights. The output of the network is never a site."""
     blocks = _repeated(net, by_path)
     graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
     grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
     places = blocks or [
         p
         for p in by_path
-        if not p.startswith(grown)  # Modules of seeds from an earlier growth are left out.
+        if not p.startswith(grown)  # Modules of seeds from an earlier growth are skipped.
         and any(True for _ in net.get_submodule(p).parameters(recurse=False))
     ]
     ends = tensors_in(result)
@@ -341,13 +347,14 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
             f"slots='auto' finds no place in {type(net).__name__}: no layer runs exactly once and hands on"
             " features; name submodules with slots=[…]"
         )
-    # The network is divided into ``count`` parts of equal length, and the last site of each part is chosen.
+    # The sites are divided into ``count`` groups of equal size, and the last site of each group is chosen.
     count = min(len(found), MOST_AUTO_SITES)
     return [found[round((i + 1) * len(found) / count) - 1] for i in range(count)]
 
 
 def _repeated(net: nn.Module, by_path: Mapping[str, list[Call]]) -> list[str]:
-    """Return the outermost modules with children whose class occurs more than once, in order of execution."""
+    """Return the paths of the outermost modules that have children and are not the only such module of their
+    class, in the order of execution."""
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     inner = {p: m for p, m in net.named_modules() if p in by_path and not isinstance(m, containers)}
     parents = {path: type(m) for path, m in inner.items() if any(True for _ in m.children())}

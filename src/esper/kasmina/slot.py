@@ -1,8 +1,9 @@
-"""Slots: child modules that hold one seed each and blend it into their parent's output in a forward hook.
+"""Slots: child modules that can hold one seed each; a forward hook blends the seed into the output of the
+slot's parent.
 
-A seed is a child module, so ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and pickling include
-it. An empty slot has no tensors and no hook: it costs no time, adds no key to the state dict, and does not
-disable torch's fused layers. Stage, age and alpha are stored in the slot table.
+A seed is a child module, so that ``parameters``, ``state_dict``, ``to``, ``train``, deepcopy and pickling
+include the seed. An empty slot has no tensors and no hook: it costs no time, adds no key to the state dict,
+and does not disable torch's fused layers. Stage, age and alpha of a slot's seed are stored in the slot table.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina import seed_checks
-from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, specs_for
 from esper.kasmina.graft import Graft, Participation, described
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
-from esper.leyline import GrowthWarning, HostError, SlotError, Style
+from esper.leyline import BlueprintError, GrowthWarning, HostError, SlotError, Style
 
 RESERVED: Final = SEED_NAME
-"""Name of the slot as a child of its submodule."""
+"""Name under which a slot is a child of its submodule."""
 
 
 class SeedSlot(nn.Module):
-    """Place for one seed after the submodule that has this slot as a child.
+    """Slot, which can hold one seed; the seed changes the output of the submodule that has the slot as a
+    child.
 
     Args:
         site: Position of the slot in the network.
-        net: Network that the site is a part of.
-        stream: Random stream for initial weights, dropout and sampled alphas of the seeds; None draws from
+        net: Network that contains the site.
+        stream: Random stream for initial weights, dropout and sampled alphas of the slot's seeds; None for
             torch's global generator.
         token: Identifier shared by all deep copies of one growing network.
     """
@@ -47,18 +48,18 @@ class SeedSlot(nn.Module):
     ) -> None:
         super().__init__()
         self.site = site
-        # Modules are stored in tuples, so that torch does not register them as children.
+        # Tuples keep torch from registering ``parent`` and ``block`` as child modules.
         self.parent = (net.get_submodule(site.path),)
         self.block = () if site.block is None else (net.get_submodule(site.block),)
-        """Module that a ``stack`` seed copies, if there is one."""
+        """Tuple with the module that a ``stack`` seed copies; empty if there is none."""
         self.stream = stream
         self.token = token
         self.forwards = () if stream else tuple({type(module).forward for module in net.modules()})
-        """Forward functions of the network that torch.compile may have compiled."""
+        """Forward functions of all modules of the network, which torch.compile may have compiled."""
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
-        """Handle of the forward hook; it is pickled, because it reserves the hook's number in a new
-        process.
+        """Handle of the forward hook; it is pickled with the slot, because unpickling it reserves the number
+        of the hook in a new process.
         """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -68,13 +69,13 @@ class SeedSlot(nn.Module):
     # --- forward pass -------------------------------------------------------------------------
 
     def take_part(self, participation: Participation) -> None:
-        """Set the part of the slot's seed, if there is one, in later forward passes."""
+        """Set the participation of the slot's seed, if there is one, in later forward passes."""
         if self.graft is not None:
             self.graft.take_part(participation)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raise HostError: only the forward hook runs a seed, and the parent must not call its children one
-        by one.
+        """Raise HostError, because the slot was called as a module: its seed is run by a forward hook, and
+        the slot's parent must not call its children in sequence.
         """
         raise HostError(
             f"the submodule at '{self.site.path}' runs all its children in turn, its slot among them; name"
@@ -86,39 +87,39 @@ class SeedSlot(nn.Module):
     def germinate(
         self, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor, block: nn.Module | None = None
     ) -> Graft:
-        """Build a seed, check it and attach it to the forward pass at full alpha.
+        """Build a seed, check its delta, and attach it to the forward pass at alpha 1.
 
-        A blueprint that is refused leaves slot and random state unchanged.
+        If the blueprint is refused, slot and random state are unchanged.
 
         Args:
-            blueprint: Name of the blueprint.
+            blueprint: Name of the seed's blueprint.
             style: Index of the blend style.
-            like: Tensor with the device and dtype of the seed's parameters.
-            block: Module that a copying blueprint repeats; the site's block unless given.
+            like: Tensor whose device and dtype the seed's parameters get.
+            block: Module that a copying blueprint copies; the block of the site unless given.
 
         Raises:
-            SlotError: The slot holds a seed.
-            BlueprintError: The blueprint does not fit the slot, or the delta of its seed is not exactly zero.
+            SlotError: The slot already holds a seed.
+            BlueprintError: The blueprint does not fit the slot, or the delta of its seed is not allowed.
         """
         if self.graft is not None:
             raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
         spec = blueprint_named(blueprint, self.site.topology)
-        seed_checks.check_fits(spec, self.site.name, self.site.width, copyable=self.site.block is not None)
+        check_fits(spec, self.site.name, self.site.width, copyable=self.site.block is not None)
         sample = self.sample_features(like, as_they_are=spec.copies)
-        with self._restored_on_error(), self.draws(), seed_checks.refusals(spec, sample):
+        with self._restored_on_error(), self.draws(), refusals(spec, sample):
             graft = self._built(spec, style, like, block)
-            stochastic = seed_checks.check_birth(spec, graft.seed, sample)
+            stochastic = check_birth(spec, graft.seed, sample)
         graft.stream, graft.stochastic = self.stream, stochastic
         self.hold(graft)
         return graft
 
     def draws(self) -> AbstractContextManager[object]:
-        """Enter the slot's random stream, if it has one."""
+        """Return a context in which torch draws from the slot's random stream, if the slot has one."""
         return nullcontext() if self.stream is None else self.stream
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Restore the random state after an error, Ctrl-C included."""
+        """Restore the random state if the code inside the context raises an exception, Ctrl-C included."""
         position = torch.get_rng_state() if self.stream is None else self.stream.get_state()
         try:
             yield
@@ -127,14 +128,14 @@ class SeedSlot(nn.Module):
             raise
 
     def hold(self, graft: Graft) -> None:
-        """Attach ``graft`` to the forward pass of the slot's submodule."""
+        """Put ``graft`` into the slot and register its forward hook at the submodule that has the slot."""
         [submodule] = self.parent
         self.graft = graft.train(submodule.training)
         self.handle = submodule.register_forward_hook(graft.on_forward)
         self._notice_hooks()
 
     def remove(self) -> Graft:
-        """Empty the slot and return its graft; the random stream continues."""
+        """Empty the slot and return its graft; the random stream of the slot is not reset."""
         assert self.handle is not None
         graft = self.held
         self.handle.remove()
@@ -143,7 +144,7 @@ class SeedSlot(nn.Module):
         return graft
 
     def _notice_hooks(self) -> None:
-        # Networks of environments, whose slots have random streams, are never compiled.
+        # A slot with a random stream belongs to an environment, whose network is never compiled.
         if self.stream is None:
             notice_hooks(self.forwards)
 
@@ -154,15 +155,15 @@ class SeedSlot(nn.Module):
 
     @property
     def held(self) -> Graft:
-        """Graft of a slot that is known to hold a seed."""
+        """Graft of the slot; the slot must hold a seed."""
         assert self.graft is not None, f"slot {self.site.name} is empty"
         return self.graft
 
     # --- state --------------------------------------------------------------------------------
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Build the seed that a state dict describes, or remove the present seed, before weights are
-        loaded.
+        """Build the seed that the state dict describes, before its weights are loaded; remove the present
+        seed if the state dict has none.
         """
         wanted = state_dict.get(f"{prefix}graft.description")
         if self.graft is not None and wanted is None:
@@ -173,9 +174,10 @@ class SeedSlot(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def match(self, description: Tensor | None, like: Tensor | None) -> None:
-        """Attach a seed of the given description, or empty the slot; keep the present seed if it matches.
+        """Put a seed of the given description into the slot; keep the present seed if it has this
+        description; empty the slot if the description is None.
 
-        A new seed has arbitrary weights, with the device and dtype of ``like``.
+        A new seed has arbitrary weights, and the device and dtype of ``like``.
         """
         kept = None if self.graft is None else self.graft.description.cpu()
         if kept is not None and (description is None or not torch.equal(kept, description.cpu())):
@@ -184,8 +186,8 @@ class SeedSlot(nn.Module):
             self.hold(self.rebuilt(description, like))
 
     def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
-        """Return a graft of the given description with arbitrary weights, not attached; the random state is
-        unchanged.
+        """Return a new graft of the given description with arbitrary weights, not attached; the random state
+        is unchanged.
         """
         blueprint, style = described(description)
         spec = blueprint_named(blueprint, self.site.topology)
@@ -201,7 +203,7 @@ class SeedSlot(nn.Module):
         return graft
 
     def sample_features(self, like: Tensor, *, as_they_are: bool) -> Tensor:
-        """Return synthetic features of two samples; all values differ, because normalisation maps a constant
+        """Return synthetic features of two samples; all values differ, because a constant would be normalised
         to 0.
         """
         shape = (2, *self.site.shape[1:])
@@ -210,24 +212,24 @@ class SeedSlot(nn.Module):
 
 
 COPIES: Final[WeakSet[SeedSlot]] = WeakSet()
-"""Slots that were created by deepcopy or unpickling."""
+"""All slots that were created by deepcopy or unpickling."""
 
 
 def without_slots(module: nn.Module) -> nn.Module:
-    """Return a copy of ``module`` without slots."""
+    """Return a deep copy of ``module`` without slots."""
     twin = copy.deepcopy(module)
     detach(twin)
     return twin
 
 
 def slots_of(net: nn.Module) -> dict[str, SeedSlot]:
-    """Return the slots in ``net`` by the path of their submodule."""
+    """Return all slots in ``net``, by the path of their submodule."""
     found = ((path, module._modules.get(RESERVED)) for path, module in net.named_modules())
     return {path: slot for path, slot in found if isinstance(slot, SeedSlot)}
 
 
 def attach(net: nn.Module, slots: Sequence[SeedSlot]) -> None:
-    """Make every slot a child of its submodule."""
+    """Add every slot as a child of its submodule; raise HostError if ``net`` already has slots."""
     if slots_of(net):
         raise HostError(
             f"this {type(net).__name__} is growing already; call finish() of its Growth before another"
@@ -248,9 +250,9 @@ def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
     """Let torch.compile notice hooks that were added or removed; by default torch.compile ignores changes of
     hooks.
 
-    Code that was compiled before the first call is reset, once per process. In later calls, a changed hook
-    recompiles only code that runs the hook's module; the compiled code of ``forwards`` is dropped, so that
-    growth does not reach the recompile limit.
+    The first call in a process resets all compiled code. After the first call, a changed hook recompiles only
+    the code that runs the hook's module. Every call drops the compiled code of the functions ``forwards``, so
+    that growth does not reach the recompile limit.
     """
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:
@@ -260,3 +262,93 @@ def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
         dynamo.reset()
     for forward in forwards:
         dynamo.eval_frame.remove_from_cache(forward)
+
+
+def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) -> None:
+    """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the error message lists blueprints
+    that fit.
+    """
+    others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(width, copyable=copyable))
+    if spec.copies and not copyable:
+        raise BlueprintError(
+            f"blueprint '{spec.name}' copies the last block upstream, and slot {slot} has none: a module with"
+            " parts, called with one tensor, whose shape it keeps (a Sequential stands for its last child);"
+            f" choose from {others}"
+        )
+    if not spec.fits(width, copyable=copyable):
+        raise BlueprintError(
+            f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
+            f" slot {slot} is {width} wide. Change the host's width, or choose from"
+            f" {others}"
+        )
+
+
+@contextmanager
+def refusals(spec: BlueprintSpec, sample: Tensor) -> Iterator[None]:
+    """Convert any error inside the context into a BlueprintError, for code that builds a seed and runs it on
+    ``sample``."""
+    try:
+        yield
+    except BlueprintError:
+        raise
+    except Exception as error:
+        raise BlueprintError(
+            f"blueprint '{spec.name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
+        ) from error
+
+
+def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
+    """Run a copy of the seed on ``sample`` in training and evaluation mode, and check that its delta is
+    allowed.
+
+    Returns:
+        Whether the seed draws random numbers in training mode, for example for dropout.
+
+    Raises:
+        BlueprintError: The seed has no parameters, or its delta is not finite, is not zero, or has another
+            shape than ``sample``.
+    """
+    if not any(True for _ in seed.parameters()):
+        raise BlueprintError(
+            f"blueprint '{spec.name}' has no parameters, so its seed could not learn; give it a layer with"
+            " weights"
+        )
+    # A copy of the seed is run, so that running statistics of the seed itself do not change.
+    trial, sample = copy.deepcopy(seed).cpu(), sample.cpu()
+    before = torch.get_rng_state()
+    _check_delta(spec, trial.train(), sample)
+    stochastic = not torch.equal(before, torch.get_rng_state())
+    _check_delta(spec, trial.eval(), sample)
+    return stochastic
+
+
+def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
+    """Raise BlueprintError unless the delta of a new seed has the shape of its input, is finite, and is
+    exactly zero.
+
+    The delta of a seed that copies a block may be non-zero. A seed must not change its input in place.
+    """
+    name, features = spec.name, sample.clone()
+    with torch.no_grad():
+        delta = seed(features)
+    if not isinstance(delta, Tensor) or delta.shape != sample.shape:
+        found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
+        raise BlueprintError(
+            f"blueprint '{name}' must keep the shape of its input {tuple(sample.shape)}; it returned {found}"
+        )
+    if not torch.equal(features, sample):
+        raise BlueprintError(
+            f"blueprint '{name}' changes its input in place, and with it the host's features; leave out"
+            " inplace=True and methods that end in an underscore"
+        )
+    if not torch.isfinite(delta).all():
+        raise BlueprintError(
+            f"blueprint '{name}' returned a non-finite delta at birth; look for a division by zero or an"
+            " overflow in its forward"
+        )
+    if not spec.copies and torch.count_nonzero(delta):
+        raise BlueprintError(
+            f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
+            f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"
+            " linear layer at zero"
+        )

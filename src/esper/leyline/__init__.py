@@ -1,9 +1,9 @@
-"""Contracts between packages: stages, slot table, actions, legality, signals, reports, rows. No torch."""
+"""Contracts between packages: stages, slot table, actions, legality, signals, reports, rows. Importing
+``esper.leyline`` does not import torch."""
 # ruff: noqa: F403
 
 from esper.leyline.errors import *
 from esper.leyline.factored_actions import *
-from esper.leyline.legality import *
 from esper.leyline.protocols import *
 from esper.leyline.reports import *
 from esper.leyline.rows import *

@@ -1,6 +1,6 @@
-"""Column specifications of every table, derived from the row types.
+"""Column specifications of every telemetry table, derived from the row types.
 
-Writers, SQL, axis labels and documentation share the column specifications. Names and types of columns come
+Writers, SQL, axis labels and documentation all use the column specifications. Names and types of columns come
 from the Structs in ``rows.py``. Unit, meaning and normal range of a column come from the ``Column`` in the
 annotation of its field.
 """
@@ -19,27 +19,27 @@ _FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = {
     bool: ("flag", "BOOLEAN"),
     Any: ("anything", "JSON"),
 }
-"""Name in documentation and type in SQL of each Python type."""
+"""For each Python type: its name in the documentation, and its SQL type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec(Column):
-    """Specification of one column of a table."""
+    """Specification of one column of a telemetry table."""
 
     name: str
     type_name: str
-    """Type of the column in documentation: number, text, list of flags ..."""
+    """Type of the column in the documentation, such as number, text or list of flags."""
     sql_type: str
     """Type of the column in DuckDB; entries of lists and maps may be null."""
     may_be_unknown: bool
-    """The column may be null, which means: not measured."""
+    """Whether the column may be null; null means that the value was not measured."""
     is_float: bool
     nests_floats: bool
-    """Values of the column are lists or maps that may contain floats."""
+    """Whether values of the column are lists or maps that may contain floats."""
 
 
 def columns_of(table: str, row_type: type[Row]) -> tuple[ColumnSpec, ...]:
-    """Return the columns of one row type, in the order of writing."""
+    """Return the specifications of all columns of a row type, in the order in which a row is written."""
     hints = get_type_hints(row_type, include_extras=True)
     return tuple(_column(table, name, hints[name]) for name in row_type.__struct_fields__)
 
@@ -62,7 +62,7 @@ def _column(table: str, name: str, hint: object) -> ColumnSpec:
 
 
 def _split_unknown(declared: Any) -> tuple[Any, bool]:
-    """Return a declared type without None, and whether None was part of the type."""
+    """Return a declared type without None, and whether None was one of its alternatives."""
     if get_origin(declared) not in (Union, UnionType):
         return declared, False
     members = [member for member in get_args(declared) if member is not NoneType]
@@ -72,7 +72,7 @@ def _split_unknown(declared: Any) -> tuple[Any, bool]:
 
 
 def _described(declared: Any) -> tuple[str, str, bool]:
-    """Return name and SQL type of a Python type, and whether its values may contain floats."""
+    """Return documentation name and SQL type of a Python type, and whether its values may contain floats."""
     known, may_be_unknown = _split_unknown(declared)
     kind = get_origin(known)
     if kind in (list, dict):
@@ -95,6 +95,6 @@ def _described(declared: Any) -> tuple[str, str, bool]:
 COLUMNS: Final[Mapping[str, tuple[ColumnSpec, ...]]] = {
     table: columns_of(table, row_type) for table, row_type in TABLES.items()
 }
-"""Column specifications by name of the table."""
+"""Column specifications of each telemetry table, by the name of the table."""
 TABLE_OF: Final[Mapping[type[Row], str]] = {row: table for table, row in TABLES.items()}
-"""Name of the table by row type."""
+"""Name of the telemetry table of each row type."""

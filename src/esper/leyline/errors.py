@@ -2,14 +2,16 @@
 
 import difflib
 import inspect
+import sys
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""Exceptions of decoding a damaged row: invalid JSON or type, invalid UTF-8, nesting too deep."""
+"""Exceptions that decoding a damaged row can raise: invalid JSON or type, invalid UTF-8, nesting too deep."""
 
 
 class EsperError(Exception):
@@ -17,13 +19,13 @@ class EsperError(Exception):
 
 
 class UnknownNameError(EsperError):
-    """A name is not among the allowed names; the message suggests close matches.
+    """Error: a name is not among the allowed names; the message suggests close matches.
 
     Args:
-        kind: Kind of name in the error message: "blueprint", "task" ...
+        kind: Kind of thing that the name should denote, such as "blueprint" or "task", for the error message.
         found: Unknown name that was given.
-        allowed: Names that exist.
-        hint: Sentence added at the end of the error message.
+        allowed: Names that are allowed, for the error message.
+        hint: Sentence to add at the end of the error message.
     """
 
     def __init__(self, kind: str, found: str, allowed: Iterable[str], hint: str = "") -> None:
@@ -39,35 +41,35 @@ class UnknownNameError(EsperError):
 
 
 class SlotError(EsperError):
-    """A slot does not exist in the model, or a slot id is invalid."""
+    """Error: a slot does not exist in the model, or a slot id is invalid."""
 
 
 class HostError(EsperError):
-    """A host cannot be built, saved or grown, or a submodule cannot have a slot."""
+    """Error: a host cannot be built, saved or grown, or a submodule cannot have a slot."""
 
 
 class BlueprintError(EsperError):
-    """A blueprint cannot be registered, or does not fit the slot it was germinated into."""
+    """Error: a blueprint cannot be registered, or does not fit the slot in which it is to be planted."""
 
 
 class RunDirectoryError(EsperError):
-    """A run directory exists already or cannot be written."""
+    """Error: a run directory exists already or cannot be written."""
 
 
 class InterruptedRunError(EsperError):
-    """The user stopped a run; the rows and checkpoints completed so far are on disk."""
+    """Error: the user stopped a run; rows and checkpoints that were complete before the stop are on disk."""
 
 
 class DataError(EsperError):
-    """A data set is missing or malformed, or the test split was read more than once."""
+    """Error: a data set is missing or malformed, or the test split was read more than once."""
 
 
 class DivergedError(EsperError):
-    """The host became non-finite without a live seed that could be the cause."""
+    """Error: the host became non-finite, and no live seed could be the cause."""
 
 
 class InvalidActionError(EsperError):
-    """An action array has the wrong shape or an index out of range."""
+    """Error: an action array has the wrong shape or an index out of range."""
 
 
 class GrowthWarning(UserWarning):
@@ -75,8 +77,15 @@ class GrowthWarning(UserWarning):
 
     @classmethod
     def issue(cls, sentence: str) -> None:
-        """Issue the warning with the location of the nearest caller outside of esper."""
+        """Issue the warning, with the nearest caller outside of Esper as its location."""
         frame, level = inspect.currentframe(), 1
         while frame is not None and str(frame.f_globals.get("__name__")).startswith("esper."):
             frame, level = frame.f_back, level + 1
         warnings.warn(sentence, cls, stacklevel=level)
+
+
+def notify(sentence: str) -> None:
+    """Print a sentence on standard error; a standard error that cannot be written is ignored."""
+    with suppress(OSError):
+        sys.stderr.write(f"esper: {sentence}\n")
+        sys.stderr.flush()

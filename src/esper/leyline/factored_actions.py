@@ -1,8 +1,9 @@
-"""Eight-headed actions: enumerations, lookup tables for action arrays ``[env, 8]``, and ``FactoredAction``.
+"""Actions with eight heads: enumerations, lookup tables for action arrays ``[env, head]``, and
+``FactoredAction``.
 
-The step loop uses integer arrays and the lookup tables. Every lookup table is derived from the enumerations
-and compared with literal values at import. ``FactoredAction`` is for display and tests; the step loop never
-builds a ``FactoredAction``.
+The loop over the steps of an episode uses integer arrays and lookup tables. Every lookup table is derived
+from the enumerations and compared with literal values at import. ``FactoredAction`` is for display and tests;
+the loop over steps creates no ``FactoredAction``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ BoolArray = NDArray[np.bool_]
 
 
 class LifecycleOp(IntEnum):
-    """Lifecycle operation of one step."""
+    """Op of an action: the lifecycle operation of one step."""
 
     WAIT = 0
     GERMINATE = 1
@@ -34,7 +35,8 @@ class LifecycleOp(IntEnum):
 
 
 class BlueprintAction(IntEnum):
-    """Blueprint of the seed to germinate. NOOP reserves index 0 and is never selectable."""
+    """Blueprint of the seed that an action germinates. NOOP reserves blueprint index 0 and can never be
+    chosen."""
 
     NOOP = 0
     CONV_LIGHT = 1
@@ -52,7 +54,7 @@ class BlueprintAction(IntEnum):
 
 
 class Style(IntEnum):
-    """Blend style of a seed: operator, and alpha curve of its first ramp."""
+    """Blend style of a seed: its blend operator, and the alpha curve of its first ramp."""
 
     LINEAR_ADD = 0
     LINEAR_MULTIPLY = 1
@@ -61,7 +63,7 @@ class Style(IntEnum):
 
 
 class Tempo(IntEnum):
-    """Length of a seed's first alpha ramp."""
+    """Length of the first alpha ramp of a seed."""
 
     FAST = 0
     STANDARD = 1
@@ -77,7 +79,7 @@ class AlphaTarget(IntEnum):
 
 
 class AlphaSpeed(IntEnum):
-    """Length of an alpha ramp after the first one of a seed."""
+    """Length of an alpha ramp after a seed's first ramp."""
 
     INSTANT = 0
     FAST = 1
@@ -86,7 +88,7 @@ class AlphaSpeed(IntEnum):
 
 
 class AlphaCurve(IntEnum):
-    """Shape of an alpha ramp."""
+    """Curve of an alpha ramp."""
 
     LINEAR = 0
     COSINE = 1
@@ -96,9 +98,9 @@ class AlphaCurve(IntEnum):
 
 
 class BlendOperator(IntEnum):
-    """How seed output d joins host features h at alpha a.
+    """Blend operator: how the output d of a seed at alpha a changes the host features h.
 
-    ADD h + a·d, MULTIPLY h·(1 + a·tanh d), GATE h + a·g(h)·d.
+    Results of the blend operators: ADD h + a·d, MULTIPLY h·(1 + a·tanh d), GATE h + a·g(h)·d.
     """
 
     ADD = 0
@@ -122,12 +124,14 @@ class Head(IntEnum):
 NUM_OPS, NUM_BLUEPRINTS, NUM_STYLES, NUM_TEMPO = map(len, (LifecycleOp, BlueprintAction, Style, Tempo))
 NUM_HEADS: Final = len(Head)
 CHOICES: Final = (BlueprintAction, Style, Tempo, AlphaTarget, AlphaSpeed, AlphaCurve)
-"""Enumerations of the heads after op and slot."""
+"""Enumeration of the values of every head in ``Head`` order, without the heads op and slot."""
 OP_WAIT, OP_GERMINATE, OP_SET_ALPHA_TARGET, OP_PRUNE, OP_FOSSILIZE, OP_ADVANCE = map(int, LifecycleOp)
 
 OP_NAMES: Final = tuple(op.name for op in LifecycleOp)
 HEAD_NAMES: Final = tuple(head.name.lower() for head in Head)
-BLUEPRINT_IDS: Final = tuple(blueprint.name.lower() for blueprint in BlueprintAction)
+BLUEPRINT_NAMES: Final = tuple(blueprint.name.lower() for blueprint in BlueprintAction)
+BLUEPRINT_IDS: Final = (None, *BLUEPRINT_NAMES[1:])
+"""Blueprint id of each value of the head ``blueprint``; None for NOOP, which plants nothing."""
 BLEND_IDS: Final = tuple(style.name.lower() for style in Style)
 
 TEMPO_EPOCHS: Final = (3, 5, 8)
@@ -151,12 +155,13 @@ TRANSFORMER_BLUEPRINTS: Final = _blueprints("norm lora lora_large attention flex
 FEATURE_BLUEPRINTS: Final = _blueprints("norm lora lora_large mlp_small mlp")
 
 BLUEPRINT_NULL_INDEX: Final = 13
-"""Row of the blueprint embedding that stands for an empty slot."""
+"""Row of the blueprint embedding that represents an empty slot."""
 DEFAULT_BLUEPRINT_EMBED_DIM: Final = 4
 DEFAULT_LSTM_HIDDEN_DIM: Final = 256
 DEFAULT_FEATURE_DIM: Final = 256
 DEFAULT_GAMMA: Final = 0.995
-"""Decay per epoch of a measurement's freshness, and default discount of reward families."""
+"""Factor by which the freshness of a measurement decays per epoch; also the default discount factor of reward
+families."""
 
 _READS: Final[Mapping[LifecycleOp, str]] = {
     LifecycleOp.WAIT: "op",
@@ -167,14 +172,14 @@ _READS: Final[Mapping[LifecycleOp, str]] = {
     LifecycleOp.ADVANCE: "op slot",
 }
 HEADS_OF_OP: Final = np.array([[name in read.split() for name in HEAD_NAMES] for read in _READS.values()])
-"""Heads that each op reads, bool ``[op, head]``, for masks, credit assignment, entropy and telemetry."""
+"""Heads that each op reads, bool ``[op, head]``; used for masks, credit assignment, entropy and telemetry."""
 HEADS_OF_OP.setflags(write=False)
 
 _FULL_AT_ONCE: Final = (AlphaTarget.FULL, AlphaSpeed.INSTANT, AlphaCurve.LINEAR)
 CANONICAL_ACTION: Final = np.array(
     [OP_WAIT, 0, BlueprintAction.NOOP, Style.LINEAR_ADD, Tempo.STANDARD, *_FULL_AT_ONCE], dtype=np.int64
 )
-"""Canonical value of every head ``[head]``, for heads that the op does not read."""
+"""Canonical index of every head, ``[head]``; it replaces the index in heads that the op does not read."""
 CANONICAL_ACTION.setflags(write=False)
 
 
@@ -184,10 +189,10 @@ def head_sizes(num_slots: int) -> tuple[int, ...]:
 
 
 def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
-    """Return the heads of each action that have an effect, bool ``[env, head]``.
+    """Return which heads of each action have an effect, bool ``[env, head]``.
 
-    ``alpha [env]`` is the alpha of the slot in the action. At alpha 0 a removal has no ramp, so speed and
-    curve are not read; at speed INSTANT the curve is not read.
+    Argument ``alpha [env]`` is the present alpha of each action's slot. At alpha 0 there is no ramp, so speed
+    and curve are not read; at speed INSTANT the curve is not read.
     """
     read: BoolArray = HEADS_OF_OP[actions[:, Head.OP]]
     no_ramp = alpha == 0.0
@@ -198,12 +203,12 @@ def heads_read(actions: IntArray, alpha: FloatArray) -> BoolArray:
 
 
 def canonicalise(actions: IntArray, alpha: FloatArray) -> IntArray:
-    """Return ``actions [env, head]`` with the canonical value in every head that is not read."""
+    """Return ``actions [env, head]`` with the canonical index in every head that the op does not read."""
     return np.where(heads_read(actions, alpha), actions, CANONICAL_ACTION)
 
 
 def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
-    """Raise ``InvalidActionError`` for a wrong shape or an index out of range."""
+    """Raise ``InvalidActionError`` if an action array has a wrong shape or an index out of range."""
     if actions.shape != (num_envs, NUM_HEADS):
         raise InvalidActionError(f"actions must have shape ({num_envs}, {NUM_HEADS}); found {actions.shape}")
     sizes = np.array(head_sizes(num_slots))
@@ -217,7 +222,8 @@ def check_actions(actions: IntArray, num_envs: int, num_slots: int) -> None:
 
 
 def _check_tables() -> None:
-    """Compare lookup tables with literal values; raises errors, since ``python -O`` removes asserts."""
+    """Compare the lookup tables with literal values and raise an error if they differ; there is no
+    ``assert``, because ``python -O`` would remove it."""
     names = (
         "WAIT GERMINATE SET_ALPHA_TARGET PRUNE FOSSILIZE ADVANCE",
         "NOOP CONV_LIGHT ATTENTION NORM DEPTHWISE BOTTLENECK CONV_SMALL CONV_HEAVY"
@@ -263,7 +269,7 @@ class FactoredAction:
 
     @classmethod
     def from_indices(cls, indices: Sequence[int] | IntArray) -> FactoredAction:
-        """Return the action of eight indices in ``Head`` order."""
+        """Return the ``FactoredAction`` of eight indices in ``Head`` order."""
         kinds = (LifecycleOp, int, *CHOICES)
         return cls(*(kind(int(index)) for kind, index in zip(kinds, indices, strict=True)))
 
@@ -279,8 +285,8 @@ class FactoredAction:
     is_advance = _is(LifecycleOp.ADVANCE)
 
     @property
-    def blueprint_id(self) -> str:
-        return self.blueprint.name.lower()
+    def blueprint_id(self) -> str | None:
+        return BLUEPRINT_IDS[self.blueprint]
 
     @property
     def blend_id(self) -> str:

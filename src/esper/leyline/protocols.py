@@ -13,9 +13,9 @@ class PolicyOutput(NamedTuple):
     """Probabilities and value that a policy computed for one decision."""
 
     masked: list[bool]
-    """Whether some values of a head were masked, one flag per head."""
+    """For each head, whether some of its values were masked."""
     log_probs: list[float]
-    """Log-probability of the chosen value, per head; 0 for heads without a choice."""
+    """Log-probability of the chosen value of each head; 0 for heads without a choice."""
     op_probs: list[float]
     """Probability of every op; 0 for masked ops."""
     value: float
@@ -29,7 +29,7 @@ class Reward(NamedTuple):
 
 
 class EventSink(Protocol):
-    """Receiver of telemetry rows: a writer, a live view, a list in a test."""
+    """Receiver of telemetry rows, such as a writer, a live view, or a list in a test."""
 
     def emit(self, row: Row) -> None:
         """Receive one telemetry row."""
@@ -39,21 +39,22 @@ class Decisions(NamedTuple):
     """Actions of all environments for one step."""
 
     actions: IntArray
-    """Actions ``[env, 8]``."""
+    """Actions, one index per head, ``[env, head]``."""
     outputs: Sequence[PolicyOutput] | None = None
-    """Outputs of the policy, one per environment; None if the controller is not a policy."""
+    """Outputs of the policy, one per environment; None if the controller is not a trained policy."""
 
 
 @runtime_checkable
 class Controller(Protocol):
-    """Chooses one action per environment and step; all controllers use the same environment."""
+    """Controller: chooses one action per environment and step."""
 
     @property
     def name(self) -> str:
-        """Name of the controller in the run row."""
+        """Name of the controller, as written to the run row."""
 
     def reset(self, episode: int) -> None:
-        """Clear all state of the controller: a new episode begins in every environment."""
+        """Reset the controller: a new episode begins in every environment."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
-        """Return the actions before the next epoch, given facts and slot table after the last epoch."""
+        """Choose the actions of the next epoch from the measurements and the slot table after the last
+        epoch."""

@@ -1,7 +1,7 @@
-"""Rank correlation between returns of episodes and their gain by growth.
+"""Rank correlation between the returns of episodes and their score gains by growth.
 
-The alert ``pays-for-worse`` and the figure "Is the reward honest?" use the correlation: a negative value
-shows a reward that is higher for worse networks.
+The alert ``pays-for-worse`` and the chart "Is the reward honest?" use this rank correlation: a negative value
+means that the reward is higher for worse networks.
 """
 
 import statistics
@@ -10,25 +10,26 @@ from typing import NamedTuple
 
 
 class Rewarded(NamedTuple):
-    """Return of one episode, its final score and the final score of its twin."""
+    """Return of one episode, its final score, and the final score of its twin without growth."""
 
     total_reward: float
     val_score: float
     twin_val_score: float | None
-    """Final score of the twin, None if the episode has no twin."""
+    """Final score of the twin without growth; None if the episode has no twin."""
 
 
 def gains(episodes: Sequence[Rewarded]) -> list[float]:
-    """Return the lead over the twin of each episode; the final score if an episode has no twin."""
+    """Return the final score of each episode minus that of its twin without growth; if any episode lacks a
+    twin, return the final scores."""
     if any(episode.twin_val_score is None for episode in episodes):
         return [episode.val_score for episode in episodes]
     return [episode.val_score - (episode.twin_val_score or 0.0) for episode in episodes]
 
 
 def reward_correlation(episodes: Sequence[Rewarded]) -> float | None:
-    """Return Spearman's rank correlation of returns and gains.
+    """Return Spearman's rank correlation between the returns of episodes and their score gains by growth.
 
-    The correlation is None for fewer than three episodes, or if returns or gains are constant.
+    The rank correlation is None for fewer than three episodes, or if all returns or all gains are equal.
     """
     if len(episodes) < 3:
         return None
@@ -39,9 +40,9 @@ def reward_correlation(episodes: Sequence[Rewarded]) -> float | None:
 
 
 def _ranks(values: Iterable[float]) -> list[float]:
-    """Return the rank of each value; values equal to six decimals share their mean rank.
+    """Return the rank of each of ``values``; values that are equal to six decimals share their mean rank.
 
-    Without rounding, numerical errors would give equal episodes different ranks.
+    Without rounding to six decimals, numerical errors would give equal episodes different ranks.
     """
     rounded = [round(value, 6) for value in values]
     places: dict[float, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Reports of single slots with names in place of indices, derived from the slot table."""
+"""Reports of single slots, with names in place of indices, derived from the slot table."""
 
 import math
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ from esper.leyline.stages import Stage
 
 @dataclass(frozen=True, slots=True)
 class SeedStateReport:
-    """State of one slot; ``None`` means not measured, or no seed."""
+    """State of one slot; a field is ``None`` if it was not measured or the slot has no seed."""
 
     slot_id: str = ""
     stage: Stage = Stage.UNKNOWN
@@ -25,9 +25,9 @@ class SeedStateReport:
     alpha: float | None = None
     alpha_target: float | None = None
     alpha_mode: str | None = None
-    """Mode of alpha: HOLD, UP or DOWN."""
+    """Direction of alpha: HOLD, UP or DOWN."""
     alpha_velocity: float | None = None
-    """Change of alpha per epoch until the end of its ramp."""
+    """Mean change of alpha per epoch until the end of its ramp."""
     epochs_to_target: int | None = None
     is_leaving: bool | None = None
     seed_param_count: int | None = None
@@ -50,7 +50,7 @@ class SeedStateReport:
 
 
 _SHARED: Final = {f.name for f in fields(SeedStateReport)} & {f.name for f in fields(SlotTable)}
-"""Fields of a slot report with the same name as their column in the slot table."""
+"""Fields of a slot report that have the same name as a column of the slot table."""
 
 
 def _known(value: Any) -> Any:
@@ -62,19 +62,20 @@ def _flag(value: float | None) -> bool | None:
 
 
 def freshness(epochs_since: int) -> float:
-    """Return the freshness of a measurement: 1 when it is new, lower with every epoch, 0 without one."""
+    """Return the freshness of a measurement: 1 in the epoch of the measurement, lower with every later epoch,
+    0 if there is none."""
     return 0.0 if epochs_since == NEVER else DEFAULT_GAMMA**epochs_since
 
 
 def alpha_mode(table: SlotTable, env: int, slot: int) -> str:
-    """Return HOLD, UP or DOWN for a constant, rising or falling alpha."""
+    """Return HOLD, UP or DOWN if the alpha of a slot is constant, rising or falling."""
     if not table.ramping[env, slot]:
         return "HOLD"
     return "UP" if table.alpha_target[env, slot] > table.alpha_from[env, slot] else "DOWN"
 
 
 def report_slot(table: SlotTable, env: int, slot: int, space: ActionSpace) -> SeedStateReport:
-    """Return the report of one slot; an empty slot has only slot id, stage and epochs in stage."""
+    """Return the report of one slot; for an empty slot it has only slot id, stage and epochs in stage."""
     column = {name: _known(array[env, slot].item()) for name, array in table.arrays().items()}
     slot_id, stage = space.slot_config.slot_ids[slot], Stage(column["stage"])
     since = column["epochs_since_measured"]

@@ -1,8 +1,10 @@
-"""Row types of all telemetry tables: the interface between engine, telemetry and views.
+"""Row types of all telemetry tables, the interface between the code that measures and the code that writes or
+displays telemetry.
 
-Rows are immutable. A producer passes a row to its sink; the writer adds the time when it encodes the row.
-Names of slots, heads, ops and blueprints are stored once, in the run row; the other tables refer to them by
-index, so the number of slots or heads does not change a type. ``None`` means unknown, never 0.
+Telemetry rows are immutable. A producer passes a telemetry row to its sink; the writer adds the time when it
+encodes the row. Names of slots, heads, ops and blueprints are stored once, in the run row; other tables refer
+to them by index, so that row types do not depend on the number of slots or heads. In a telemetry row ``None``
+means unknown; 0 never does.
 """
 
 import math
@@ -19,13 +21,13 @@ Cause = Literal["policy", "mechanical", "governor", "user"]
 MetricColumn = Literal["val_score", "val_loss"]
 Severity = Literal["warning", "error"]
 Terms = dict[str, float | None]
-"""Reward terms by name."""
+"""Terms of a reward by name; None for a term that is not finite."""
 
 OptFloat = float | None
-"""A number, or None if it is unknown."""
+"""Number, or None if the number is unknown."""
 
 UNIT_RANGES: Final[Mapping[str, tuple[float, float]]] = {"fraction": (0.0, 1.0), "score": (0.0, 100.0)}
-"""Possible range of values by unit; the unit points, of score differences, has no range."""
+"""Lowest and highest possible value of each unit that has a limited range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,11 @@ class Column:
     meaning: str
     low: float | None = None
     high: float | None = None
-    """Limits ``low`` and ``high`` of the normal range, None where there is no limit."""
+    """Lower and upper limit of the normal range of the column; None for no limit."""
 
 
 class GateVerdict(NamedTuple):
-    """Result of a gate: names of the checks that passed and of those that failed."""
+    """Result of a gate: names of the checks that passed, and of the checks that failed."""
 
     gate: str
     passed: tuple[str, ...]
@@ -52,7 +54,7 @@ class GateVerdict(NamedTuple):
 
 
 class StageMove(NamedTuple):
-    """One stage change of one slot."""
+    """Change of a slot from one stage to another, with its cause."""
 
     env: int
     slot: int
@@ -65,11 +67,11 @@ class StageMove(NamedTuple):
     verdict: GateVerdict | None
     age: int
     contribution: float
-    """NaN while unknown."""
+    """Contribution of the seed at the time of the stage change; NaN if not measured."""
 
 
 def known(value: Any) -> Any:
-    """Return ``value`` with every non-finite number, also in nested lists and dicts, replaced by ``None``."""
+    """Return ``value`` with every non-finite number, also in nested lists and dicts, replaced by None."""
     if isinstance(value, dict):
         return {name: known(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -78,13 +80,13 @@ def known(value: Any) -> Any:
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns of all tables."""
+    """Columns that all telemetry tables have."""
 
     t: Annotated[float, Column("s", "Seconds since the run began, stamped by the writer.")] = 0.0
 
 
 class EnvRow(Row, frozen=True, kw_only=True):
-    """Columns of all tables about single episodes."""
+    """Columns that all telemetry tables about single episodes have."""
 
     env: Annotated[int, Column("index", "Environment within the run.")]
     episode: Annotated[int, Column("index", "Episode within the environment.")]
@@ -94,7 +96,8 @@ class EnvRow(Row, frozen=True, kw_only=True):
 
 
 class RunRow(Row, frozen=True, kw_only=True):
-    """One per run: configuration, environment, and the names that indices in other tables refer to."""
+    """Table ``run``, one row per run: configuration, environment, and the names that indices in other tables
+    refer to."""
 
     schema_version: Annotated[int, Column("version", "Raised when a column changes its meaning.")]
     name: Annotated[str, Column("name", "Name of the run; default: name of its directory.")]
@@ -124,7 +127,7 @@ class RunRow(Row, frozen=True, kw_only=True):
 
 
 class EpochRow(EnvRow, frozen=True, kw_only=True):
-    """One per environment and epoch."""
+    """Table ``epoch``: one row per environment and epoch."""
 
     train_loss: Annotated[OptFloat, Column("nats", "Mean training loss over the epoch.")]
     train_score: Annotated[OptFloat, Column("score", "Training score over the epoch, 0-100.")]
@@ -137,12 +140,12 @@ class EpochRow(EnvRow, frozen=True, kw_only=True):
     learning_rate: Annotated[float, Column("rate", "The host's learning rate at the end of the epoch.")]
     skipped_batches: Annotated[int, Column("count", "Minibatches left out as non-finite.")]
     skipped_steps: Annotated[int, Column("count", "Optimiser steps skipped: float16 overflow.")] = 0
-    ms: Annotated[float, Column("ms", "Time of the whole step.")]
+    ms: Annotated[float, Column("ms", "Time of the whole step, with waiting for the device.")]
     phase_ms: Annotated[dict[str, float], Column("ms", "Time by phase: act, train, measure and the rest.")]
 
 
 class SeedRow(EnvRow, frozen=True, kw_only=True):
-    """One per seed and epoch, from germination to removal."""
+    """Table ``seed``: one row per seed and epoch, from germination to removal."""
 
     slot: Annotated[int, Column("index", "Slot of the seed.")]
     seed: Annotated[int, Column("index", "Serial number of the seed within its episode.")]
@@ -164,7 +167,7 @@ class SeedRow(EnvRow, frozen=True, kw_only=True):
 
 
 class TransitionRow(EnvRow, frozen=True, kw_only=True):
-    """One per stage change."""
+    """Table ``transition``: one row per stage change of a slot."""
 
     slot: Annotated[int, Column("index", "Slot of the seed.")]
     seed: Annotated[int, Column("index", "Serial number of the seed; -1 where the slot is empty.")]
@@ -181,10 +184,11 @@ class TransitionRow(EnvRow, frozen=True, kw_only=True):
 
 
 class DecisionRow(EnvRow, frozen=True, kw_only=True):
-    """One per environment and step: the action chosen before the epoch and its result.
+    """Table ``decision``, one row per environment and step: the action chosen before the epoch, and its
+    result.
 
-    Columns of a policy (``masked``, ``log_probs``, ``op_probs``, ``value``) are null for other controllers,
-    rewards are null outside of trainings.
+    Columns of a policy (``masked``, ``log_probs``, ``op_probs``, ``value``) are null for other controllers;
+    rewards are null if no policy is trained.
     """
 
     action: Annotated[list[int], Column("indices", "Values of the eight heads, canonical where not read.")]
@@ -202,7 +206,7 @@ class DecisionRow(EnvRow, frozen=True, kw_only=True):
 
 
 class CounterfactualRow(EnvRow, frozen=True, kw_only=True):
-    """One per on/off configuration of the slots that was evaluated."""
+    """Table ``counterfactual``: one row per evaluated on/off configuration of the seeds."""
 
     on: Annotated[list[bool], Column("flags", "Slots that were on, in slot order.")]
     score: Annotated[OptFloat, Column("score", "Validation score of this configuration.")]
@@ -210,7 +214,8 @@ class CounterfactualRow(EnvRow, frozen=True, kw_only=True):
 
 
 class AlertRow(Row, frozen=True, kw_only=True):
-    """One per alert rule that was raised or cleared, and one per rollback by the governor."""
+    """Table ``alert``: one row per alert that was raised or cleared, and one per intervention by the
+    governor."""
 
     rule: Annotated[str, Column("name", "Name of the alert rule.")]
     event: Annotated[Literal["raised", "cleared"], Column("name", "Raised or cleared.")]
@@ -229,7 +234,7 @@ class AlertRow(Row, frozen=True, kw_only=True):
 
 
 class EpisodeRow(EnvRow, frozen=True, kw_only=True):
-    """One per episode, written after the seeds were committed at its end."""
+    """Table ``episode``: one row per episode, written after its seeds were committed."""
 
     val_score: Annotated[OptFloat, Column("score", "Validation score of the committed network.")]
     val_loss: Annotated[OptFloat, Column("nats", "Validation loss of the committed network.")] = None
@@ -251,9 +256,10 @@ class EpisodeRow(EnvRow, frozen=True, kw_only=True):
 
 
 class UpdateRow(Row, frozen=True, kw_only=True):
-    """One per training iteration: statistics of its episodes and metrics of the policy update.
+    """Table ``update``, one row per training iteration: statistics of its episodes, and metrics of the policy
+    update.
 
-    Non-finite numbers are null.
+    Non-finite metrics of the update are null.
     """
 
     iteration: Annotated[int, Column("iteration", "Iterations finished, this one included.")]
@@ -305,7 +311,7 @@ class UpdateRow(Row, frozen=True, kw_only=True):
 
 
 class ResourceRow(Row, frozen=True, kw_only=True):
-    """Resource use of the process, about every ten seconds."""
+    """Table ``resource``: one row about every ten seconds: resource use of the process."""
 
     rss_mb: Annotated[float, Column("MB", "Largest resident memory so far.")]
     rows_written: Annotated[int, Column("count", "Rows written so far, all tables.")]
@@ -325,7 +331,7 @@ TABLES: dict[str, type[Row]] = {
     "update": UpdateRow,
     "resource": ResourceRow,
 }
-"""Row type by table name, in the order of writing."""
+"""Row type of each telemetry table, by name of the table."""
 SCHEMA_VERSION = 4
 
 Detail = Literal["summary", "standard", "full"]
@@ -336,4 +342,4 @@ TABLES_OF_DETAIL: Final[Mapping[Detail, frozenset[str]]] = {
     "standard": _STANDARD,
     "full": _STANDARD | {"seed", "counterfactual"},
 }
-"""Tables that a run writes, by level of detail."""
+"""Telemetry tables that a run writes, by level of detail."""

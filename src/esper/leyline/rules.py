@@ -1,4 +1,4 @@
-"""Lifecycle rules of a run, and the action space that follows from rules, slots and blueprints."""
+"""Lifecycle rules of a run, and the action space: the choices that rules, slots and blueprints allow."""
 
 from dataclasses import dataclass
 
@@ -9,50 +9,55 @@ from esper.leyline.slot_config import SlotConfig
 
 @dataclass(frozen=True, slots=True)
 class LifecycleRules:
-    """Delays and limits of the lifecycle; ages and delays are in host epochs."""
+    """Delays and limits of the seed lifecycle; ages and delays are in epochs of the host."""
 
     min_training_epochs: int = 10
-    """Length of the TRAINING stage in epochs; with 0 a seed enters BLENDING directly."""
+    """Length of stage TRAINING in epochs; if 0, a new seed enters BLENDING directly."""
     enters_at_once: bool = False
-    """The first alpha ramp of a seed has length 0, so the tempo head has no effect."""
+    """Whether the first alpha ramp of a seed has length 0; the tempo head then has no effect."""
     min_prune_age: int = 5
     embargo_epochs: int = 5
     max_seeds: int = 0
-    """Largest number of live and fossilized seeds at one time; 0 means no limit."""
+    """Largest number of seeds, live and fossilized together, that a host may have at one time; 0 means no
+    limit."""
     auto_forward: bool = True
-    """Seeds move to the next stage automatically; if false, only by the op ADVANCE."""
+    """Whether seeds move to the next stage automatically; otherwise only by the op ADVANCE."""
     strict_fossilize: bool = False
-    """Gate G5 requires a lower confidence bound of a seed's contribution, not only a measurement."""
+    """Whether gate G5 requires a lower confidence bound of a seed's contribution, not only a measurement."""
     min_contribution: float = 0.0
-    """Smallest lower bound of a contribution that passes gate G5 with ``strict_fossilize``, in points."""
+    """Smallest lower confidence bound of a contribution, in points, that passes gate G5 if
+    ``strict_fossilize`` is set."""
     blueprints: tuple[str, ...] = ()
-    """Names of the selectable blueprints; empty means all blueprints of the host."""
+    """Names of the blueprints that a controller may choose; empty for all blueprints of the host."""
     fossil_watch_epochs: int = 50
     """Age in epochs from which the contribution of a fossilized seed is no longer measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActionSpace:
-    """Slots, lifecycle rules and blueprints of one host, from which a controller chooses."""
+    """Action space of one host: its slots, its lifecycle rules, and the blueprints that a controller may
+    choose.
+    """
 
     slot_config: SlotConfig
     rules: LifecycleRules
     blueprints: tuple[int, ...]
-    """Selectable blueprint indices, ascending."""
+    """Blueprint indices that a controller may choose, ascending."""
     blueprint_names: tuple[str, ...]
-    """Name of every blueprint index of the host, selectable or not."""
+    """Name of every blueprint index of the host, including those that a controller may not choose."""
     unfit: frozenset[tuple[int, int]] = frozenset()
-    """(slot, blueprint) pairs where a selectable blueprint does not fit the width of the slot."""
+    """Pairs (slot, blueprint) in which the blueprint may be chosen but does not fit the width of the slot."""
 
     def action(self, op: str, **choices: str) -> IntArray:
-        """Return one action ``[1, 8]`` from the names of op, slot and other choices.
+        """Return one action as an array ``[1, head]``, from the names of op, slot and other choices.
 
         Args:
-            op: Op in any case, such as ``"germinate"``.
-            choices: Names of values by head; heads that are not named keep their canonical value.
+            op: Name of the op in upper or lower case, such as ``"germinate"``.
+            choices: Name of the chosen value for each head, such as ``slot="layer2"``; other heads get their
+                canonical value.
 
         Raises:
-            UnknownNameError: A head or a value does not exist, or a blueprint is not selectable.
+            UnknownNameError: A head or value does not exist, or the blueprint may not be chosen.
 
         Example:
             ``space.action("germinate", slot="layer2", blueprint="norm")``
@@ -71,6 +76,6 @@ class ActionSpace:
 
     @property
     def choice_names(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the values of each head in index order, heads in the order of ``HEAD_NAMES``."""
+        """Names of the values of each head, by index; heads are in the order of ``HEAD_NAMES``."""
         others = (tuple(choice.name.lower() for choice in kind) for kind in CHOICES[1:])
         return (OP_NAMES, self.slot_config.slot_ids, self.blueprint_names, *others)

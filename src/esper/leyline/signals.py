@@ -1,4 +1,4 @@
-"""Facts (measurements of one epoch) and signals (facts with their trends), as arrays ``[env]``.
+"""Facts (measurements after one epoch) and signals (facts with their trends), as arrays ``[env]``.
 
 The environment measures facts; ``tamiyo.tracker`` computes signals from them.
 """
@@ -23,16 +23,16 @@ Bool = TypeVar("Bool")
 
 @dataclass(frozen=True, slots=True)
 class RaceCandidate:
-    """Candidate seed that was trained to the end of a race."""
+    """Candidate seed that was trained to the last heat of a race."""
 
     slot: int
     blueprint: int
     lead: float
-    """Validation loss of the network trained without the seed, minus the loss with the seed."""
+    """Validation loss of the network trained without the seed, minus that of the network with the seed."""
     error: float
-    """Standard error of the lead."""
+    """Standard error of ``lead``, which is a difference of two validation losses."""
     cost: float
-    """Compute of the seed, divided by the compute of the network."""
+    """Forward FLOPs of the seed, divided by those of the network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class RaceResult:
     """Result of a race between candidate seeds and the network without a new seed."""
 
     candidates: tuple[RaceCandidate, ...]
-    """Candidates, the best first; empty if no candidate was trained to the end of the race."""
+    """Candidates of the race, best first; empty if none was trained to the last heat."""
     loss: float
-    """Validation loss before the race."""
+    """Validation loss of the network before the race."""
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any] | None) -> RaceResult | None:
-        """Return the race result from its ``dataclasses.asdict``."""
+        """Restore a race result from the dict that ``dataclasses.asdict`` made of it; None stays None."""
         if plain is None:
             return None
         return cls(tuple(RaceCandidate(**each) for each in plain["candidates"]), plain["loss"])
@@ -54,17 +54,17 @@ class RaceResult:
 
 @dataclass(frozen=True, slots=True)
 class _Facts(Generic[Int, Float, Bool]):
-    """Measurements after one epoch; epoch 0 is the untrained host."""
+    """Measurements after one epoch; those of epoch 0 are of the untrained host."""
 
     epoch: Int
     max_epochs: Int
     train_loss: Float
-    """NaN at epoch 0, before any training."""
+    """Training loss of the epoch; NaN if unknown, and at epoch 0."""
     train_score: Float
     val_loss: Float
     val_score: Float
     params: Int
-    """Parameters of the host and of every seed attached to it."""
+    """Number of parameters of the host and of all attached seeds."""
     grown_params: Int
     param_budget: Int
     host_gradient_norm: Float
@@ -72,9 +72,10 @@ class _Facts(Generic[Int, Float, Bool]):
     last_success: Bool
     ended: Bool
     rolled_back: Bool
-    """The host diverged in this epoch; the measurements are those of the restored state."""
+    """Whether the host diverged in this epoch and was restored to an earlier state, to which the measurements
+    then belong."""
     minibatches: Int
-    """Training minibatches since the start of the episode."""
+    """Number of training minibatches since the start of the episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +83,21 @@ class EnvFacts(_Facts[int, float, bool]):
     """Measurements of one environment after one epoch."""
 
     minibatches_left: float = math.nan
-    """Minibatches that the rest of the compute budget allows at the present network size; NaN without one."""
+    """Number of minibatches that the rest of the compute budget allows at the present network size; NaN
+    without a budget."""
     candidate_cost: float = math.nan
-    """Mean compute of selectable seeds, divided by the compute of the network; NaN without a budget."""
+    """Mean compute of training a seed, over all seeds that can be planted, divided by the compute of training
+    the network; NaN without a budget, or if no seed can be planted.
+    """
     cost: float = math.nan
-    """FLOPs of one forward pass of the present network, for a batch of fixed size; NaN where not counted."""
+    """FLOPs of one forward pass of the present network, for a batch of fixed size; NaN if not counted."""
     race: RaceResult | None = None
-    """Result of a race that was run after this epoch."""
+    """Result of the race that was run after this epoch; None if there was no race."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpochFacts(_Facts[IntArray, FloatArray, BoolArray]):
-    """Facts of all environments, every array ``[env]``; fields as in ``EnvFacts``."""
+    """Measurements of all environments after one epoch, every array ``[env]``; fields as in ``EnvFacts``."""
 
     minibatches_left: FloatArray
     candidate_cost: FloatArray
@@ -102,7 +106,7 @@ class EpochFacts(_Facts[IntArray, FloatArray, BoolArray]):
 
     @classmethod
     def stack(cls, rows: Sequence[EnvFacts]) -> EpochFacts:
-        """Return the facts of several environments as arrays."""
+        """Return the measurements of several environments as arrays ``[env]``."""
         names = [f.name for f in fields(cls) if f.name != "races"]
         columns = {name: np.array([getattr(row, name) for row in rows]) for name in names}
         return cls(**columns, races=tuple(row.race for row in rows))
@@ -110,11 +114,12 @@ class EpochFacts(_Facts[IntArray, FloatArray, BoolArray]):
 
 @dataclass(frozen=True, slots=True)
 class TrainingSignals:
-    """Facts and their trends, every array ``[env]``, histories ``[env, 5]`` with the oldest value first."""
+    """Measurements and their trends, every array ``[env]``; histories are ``[env, 5]``, of the last five
+    epochs, oldest first."""
 
     facts: EpochFacts
     loss_delta: FloatArray
-    """Previous minus present validation loss, positive for an improvement."""
+    """Validation loss of the previous epoch minus the present one, positive for an improvement."""
     score_delta: FloatArray
     plateau_epochs: IntArray
     stabilised: BoolArray
@@ -123,5 +128,5 @@ class TrainingSignals:
     best_score: FloatArray
     best_loss: FloatArray
     gain_ratio: FloatArray
-    """Decrease of the loss since the last germination, divided by the decrease that the trend before it
-    predicts; NaN without a germination or without a falling trend."""
+    """Decrease of the loss since the last germination, divided by the decrease that the trend before that
+    germination predicts; NaN without a germination or without a falling trend."""

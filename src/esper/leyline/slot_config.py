@@ -1,4 +1,4 @@
-"""Names and order of a model's slots, upstream first."""
+"""Ids and order of a model's slots, upstream first."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SLOT_ID = re.compile(r"[^\s@:,]+")
 class SlotConfig:
     """Slot ids of a host in the order of the forward pass.
 
-    Ids are ``r{row}c{column}`` in built-in hosts and names of submodules in a user's network. The position of
-    an id in ``slot_ids`` is the slot index in every array.
+    Slot ids are ``r{row}c{column}`` in built-in hosts and names of submodules in a user's network. The
+    position of a slot id in ``slot_ids`` is the slot index in every array.
     """
 
     slot_ids: tuple[str, ...]
@@ -34,12 +34,12 @@ class SlotConfig:
 
     @classmethod
     def default(cls) -> SlotConfig:
-        """Return three slots in one row: r0c0, r0c1, r0c2."""
+        """Return the ids of three slots in one row: r0c0, r0c1, r0c2."""
         return cls.of_count(3)
 
     @classmethod
     def of_count(cls, count: int) -> SlotConfig:
-        """Return ``count`` slots in one row."""
+        """Return the ids of ``count`` slots in one row: r0c0, r0c1 and so on."""
         return cls(tuple(f"r0c{column}" for column in range(count)))
 
     @property
@@ -55,10 +55,10 @@ class SlotConfig:
             ) from None
 
     def select(self, wanted: Iterable[str]) -> tuple[bool, ...]:
-        """Return one flag per slot, true for the ids in ``wanted``.
+        """Return one flag per slot, true for the slots whose id is in ``wanted``.
 
         Raises:
-            SlotError: An id is unknown, or ``wanted`` is empty.
+            SlotError: A slot id is unknown, or ``wanted`` is empty.
         """
         chosen = {self.index_of(slot_id) for slot_id in wanted}
         if not chosen:

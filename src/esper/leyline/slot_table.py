@@ -1,8 +1,8 @@
-"""State of all slots of all environments, as arrays ``[env, slot]``.
+"""Slot table: the state of all slots of all environments, as arrays ``[env, slot]``.
 
-``kasmina.lifecycle`` writes stages, ages and ramps; the environment writes measurements through the
-``record_*`` methods; all other code only reads the slot table. Missing measurements are NaN (-1 for counts),
-never 0.
+In the slot table, ``kasmina.lifecycle`` writes stages, ages and ramps; environments write measurements
+through the ``record_*`` methods; all other code only reads. Measurements that are missing in the slot table
+are NaN (-1 for counts), never 0.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
+from esper.leyline.factored_actions import (
+    CANONICAL_ACTION,
+    NUM_OPS,
+    BoolArray,
+    FloatArray,
+    Head,
+    IntArray,
+    LifecycleOp,
+)
+from esper.leyline.rules import LifecycleRules
 from esper.leyline.stages import IN_FORWARD, IS_LIVE, IS_OCCUPIED, Stage
 
 NEVER: Final = -1
@@ -24,16 +33,16 @@ NO_BLUEPRINT: Final = -1
 
 @dataclass(slots=True)
 class SlotTable:
-    """Slot state as a struct of arrays, every array ``[env, slot]``."""
+    """State of all slots as a struct of arrays, every array ``[env, slot]``."""
 
     enabled: BoolArray
     stage: IntArray
     seed_id: IntArray
-    """Serial number of the seed within its episode, counted per environment; -1 for an empty slot."""
+    """Serial number of the slot's seed within its episode, counted per environment; -1 for an empty slot."""
     blueprint: IntArray
     style: IntArray
     age: IntArray
-    """Age of the seed: epochs since germination."""
+    """Age of the slot's seed: epochs since germination."""
     epochs_in_stage: IntArray
 
     alpha: FloatArray
@@ -43,11 +52,12 @@ class SlotTable:
     ramp_elapsed: IntArray
     ramp_curve: IntArray
     leaving: BoolArray
-    """The seed is being pruned: its alpha ramps down to 0."""
+    """Whether the slot's seed is being pruned: its alpha ramps down to 0."""
 
     seed_params: IntArray
     contribution: FloatArray
-    """Contribution: points of score lost when only this slot is off; NaN if not measured."""
+    """Contribution in points: score of the network minus its score with only this slot's seed off; NaN if not
+    measured."""
     contribution_error: FloatArray
     contribution_velocity: FloatArray
     shapley: FloatArray
@@ -59,12 +69,12 @@ class SlotTable:
     gradient_health: FloatArray
     previous_health: FloatArray
     vanishing: FloatArray
-    """Flags ``vanishing`` and ``exploding`` are 1.0 or 0.0, NaN if not measured."""
+    """Flags of gradients, ``vanishing`` and ``exploding``, are 1.0 or 0.0, or NaN if not measured."""
     exploding: FloatArray
 
     @classmethod
     def empty(cls, num_envs: int, num_slots: int) -> Self:
-        """Return a table of dormant, enabled slots."""
+        """Return a slot table in which all slots are dormant and enabled."""
         arrays: dict[str, Any] = {name: np.full((num_envs, num_slots), _BLANK[name]) for name in _BLANK}
         return cls(**arrays)
 
@@ -81,19 +91,20 @@ class SlotTable:
         return SlotTable(**{name: array[env : env + 1] for name, array in self.arrays().items()})
 
     def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """Return every array of the slot table by field name."""
+        """Return the arrays of the slot table by column name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def copy(self) -> SlotTable:
         return SlotTable(**{name: array.copy() for name, array in self.arrays().items()})
 
     def assign(self, other: SlotTable) -> None:
-        """Copy the values of the table ``other`` into the arrays of this table."""
+        """Copy the values of another slot table into the arrays of this slot table."""
         for name, array in other.arrays().items():
             getattr(self, name)[...] = array
 
     def clear(self, env: int, slot: int) -> None:
-        """Reset all columns of one slot, except ``enabled``, to the values of an empty slot."""
+        """Reset all columns of one slot in the slot table, except ``enabled``, to the values of an empty
+        slot."""
         for name, array in self.arrays().items():
             if name != "enabled":
                 array[env, slot] = _BLANK[name]
@@ -104,7 +115,7 @@ class SlotTable:
 
     @classmethod
     def from_plain(cls, columns: dict[str, Any]) -> SlotTable:
-        """Return the slot table whose ``plain()`` is ``columns``."""
+        """Return the slot table for which ``plain()`` returned ``columns``."""
         table = cls.empty(len(columns["stage"]), len(columns["stage"][0]))
         for name, array in table.arrays().items():
             array[...] = columns[name]
@@ -124,16 +135,17 @@ class SlotTable:
 
     @property
     def ramping(self) -> BoolArray:
-        """Slots whose alpha has not reached its target yet."""
+        """Mask ``[env, slot]`` of the slots whose alpha has not yet reached its target."""
         return self.in_forward & (self.ramp_elapsed < self.ramp_epochs)
 
     @property
     def measured(self) -> BoolArray:
-        """Slots with a measured contribution."""
+        """Mask ``[env, slot]`` of the slots with a measured contribution."""
         return ~np.isnan(self.contribution)
 
     def record_contribution(self, env: int, slot: int, value: float, error: float) -> None:
-        """Store a measured contribution; its velocity is an EMA (0.7 old, 0.3 new) of the changes."""
+        """Store a measured contribution; its velocity is an exponential moving average (0.7 old, 0.3 new) of
+        its changes."""
         previous = self.contribution[env, slot]
         if not np.isnan(previous):
             old = self.contribution_velocity[env, slot]
@@ -154,7 +166,8 @@ class SlotTable:
         vanishing: bool,
         exploding: bool,
     ) -> None:
-        """Store the gradient statistics of an epoch; the last health moves to ``previous_health``."""
+        """Store the gradient statistics of an epoch; the last gradient health moves to
+        ``previous_health``."""
         self.previous_health[env, slot] = self.gradient_health[env, slot]
         self.gradient_norm[env, slot] = norm
         self.gradient_norm_ratio[env, slot] = ratio
@@ -169,4 +182,30 @@ _BLANK: Final[Mapping[str, bool | int | float]] = (
     | {"enabled": True, "stage": int(Stage.DORMANT), "seed_id": -1, "blueprint": NO_BLUEPRINT}
     | {"alpha": 0.0, "alpha_from": 0.0, "alpha_target": 0.0, "epochs_since_measured": NEVER}
 )
-"""Value of every slot-table column in a slot without a seed."""
+"""Value of every column of the slot table for a slot without a seed."""
+
+
+def legal_slots_by_op(table: SlotTable, rules: LifecycleRules) -> BoolArray:
+    """Return a bool array ``[env, op, slot]``, true where an op is legal on a slot.
+
+    Only impossible (op, slot) pairs are illegal; whether an op is useful or well timed is left to the
+    controller. Only a gate can refuse a legal action.
+
+    WAIT reads no slot and is always legal; in the array it is true at slot 0, and false at all other slots.
+    """
+    stage = table.stage
+    blending, holding = stage == Stage.BLENDING, stage == Stage.HOLDING
+    legal = np.zeros((table.num_envs, NUM_OPS, table.num_slots), dtype=np.bool_)
+    legal[:, LifecycleOp.WAIT, CANONICAL_ACTION[Head.SLOT]] = True
+
+    room = np.ones(table.num_envs, dtype=np.bool_)
+    if rules.max_seeds:
+        room = table.occupied.sum(axis=1) < rules.max_seeds
+    legal[:, LifecycleOp.GERMINATE] = (stage == Stage.DORMANT) & table.enabled & room[:, None]
+    legal[:, LifecycleOp.SET_ALPHA_TARGET] = (blending | holding) & ~table.ramping & ~table.leaving
+    legal[:, LifecycleOp.PRUNE] = table.live & (table.age >= rules.min_prune_age) & ~table.leaving
+    legal[:, LifecycleOp.FOSSILIZE] = holding & table.measured
+    if not rules.auto_forward:
+        advanceable = (stage == Stage.GERMINATED) | (stage == Stage.TRAINING) | blending
+        legal[:, LifecycleOp.ADVANCE] = advanceable & ~table.leaving
+    return legal

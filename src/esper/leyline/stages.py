@@ -1,4 +1,4 @@
-"""Stages of a slot and the table of legal moves between them.
+"""Stages of a slot, and the table of legal moves between stages.
 
 All sets of stages (live, in the forward pass, cooling down) are derived from ``LEGAL_MOVES``.
 """
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 
 class Stage(IntEnum):
-    """Stage of a slot; the value is its index in the observation's one-hot block."""
+    """Stage of a slot; its value is its index in the one-hot block of the observation."""
 
     UNKNOWN = 0
     DORMANT = 1
@@ -43,13 +43,9 @@ LEGAL_MOVES: Final[Mapping[Stage, frozenset[Stage]]] = {
 }
 
 
-def is_legal_move(origin: Stage, target: Stage) -> bool:
-    """Return whether the lifecycle allows ``origin`` → ``target`` in one move."""
-    return target in LEGAL_MOVES[origin]
-
-
 def _reachable(start: Stage, *, without: Stage) -> frozenset[Stage]:
-    """Return ``start`` and the stages reachable from it along legal moves that avoid ``without``."""
+    """Return ``start`` and all stages that legal moves reach from it without entering the stage
+    ``without``."""
     found = {start}
     frontier = [start]
     while frontier:
@@ -68,15 +64,15 @@ def _lookup(stages: Iterable[Stage]) -> NDArray[np.bool_]:
 
 
 LIVE_STAGES: Final = frozenset(s for s in Stage if Stage.PRUNED in LEGAL_MOVES[s])
-"""Stages with an attached seed that can still be pruned."""
+"""Stages of a slot whose seed can still be pruned."""
 FORWARD_STAGES: Final = _reachable(Stage.BLENDING, without=Stage.PRUNED)
-"""Stages whose seed changes the output of the forward pass."""
+"""Stages of a slot whose seed changes the output of the forward pass."""
 COOLING_STAGES: Final = _reachable(Stage.PRUNED, without=Stage.DORMANT)
-"""Stages of a slot between the removal of a seed and DORMANT."""
+"""Stages of a slot after the removal of a seed and before DORMANT."""
 OCCUPIED_STAGES: Final = _reachable(Stage.GERMINATED, without=Stage.PRUNED)
-"""Stages with an attached seed, live or fossilized."""
+"""Stages of a slot with an attached seed, live or fossilized."""
 
 IS_LIVE: Final = _lookup(LIVE_STAGES)
 IN_FORWARD: Final = _lookup(FORWARD_STAGES)
 IS_OCCUPIED: Final = _lookup(OCCUPIED_STAGES)
-"""Lookup tables ``[NUM_STAGES]`` of sets of stages, indexed by arrays of stages."""
+"""Lookup tables ``[stage]``: whether a stage is live, in the forward pass, or occupied."""

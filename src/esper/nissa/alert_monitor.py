@@ -1,7 +1,8 @@
-"""Evaluation of the alert rules: an alert is raised when its condition starts and cleared when it ends.
+"""Evaluation of the alert rules: an alert is raised when the condition of its rule starts to hold, and
+cleared when the condition ends.
 
-Alerts depend only on telemetry rows. No alert rule uses rows of two tables, so the rows of finished
-iterations can be replayed table by table.
+Alerts depend only on telemetry rows, so equal rows give equal alerts. No alert rule combines rows of two
+tables, so a resumed run can replay its earlier rows one table at a time.
 """
 
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
 from esper.nissa.conditions import Reading, RowHistory
 
 PASSED: Final = "It has passed."
-"""Hint text of a cleared alert."""
+"""Text of column ``hint`` in the row of a cleared alert."""
 _RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = {
     table: tuple(rule for rule in RULES if rule.table is table) for table in {rule.table for rule in RULES}
 }
@@ -24,27 +25,29 @@ _RULES_OF: Final[Mapping[type[Row], tuple[Rule, ...]]] = {
 
 @dataclass(slots=True)
 class _AlertState:
-    """State of one alert rule for one scope."""
+    """State of one alert rule for one scope: the run, a policy head, or a slot of an environment."""
 
     wrong_in_a_row: int = 0
     raised: AlertRow | None = None
-    """Open alert of the rule and scope; None if no alert is open."""
+    """Alert that the alert rule has raised for the scope and not yet cleared; None if there is none."""
     env: int | None = None
     slot: int | None = None
-    """Slot that an alert about a seed belongs to; such an alert ends with the seed or the episode."""
+    """Slot of the seed that the alert is about, or None; an alert about a seed ends with the seed or the
+    episode.
+    """
 
 
 class AlertMonitor:
-    """Alert rules of one run with their state."""
+    """Alert rules applied to the rows of one run, with the alerts that are open."""
 
     def __init__(self, run: RunRow) -> None:
         self._past = RowHistory(run)
         self._states: dict[tuple[str, str], _AlertState] = {}
-        """State of the alert rules, by rule and scope."""
+        """State of each alert rule, by the name of the rule and the scope (run, policy head or slot)."""
 
     def take(self, row: Row) -> list[AlertRow]:
-        """Return the alerts that a row raises or clears; alerts of the governor are recorded but not returned
-        again.
+        """Return rows for the alerts that ``row`` raises or clears. An alert row of the governor is recorded
+        as open, but not returned.
         """
         alerts: list[AlertRow | None] = []
         for rule in _RULES_OF.get(type(row), ()):
@@ -82,7 +85,8 @@ class AlertMonitor:
         return None
 
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
-        """Clear the alerts of the episode that ended, or of the seed that left its slot."""
+        """Return rows that clear the alerts of an episode that has ended or, given ``slot``, of the seed that
+        left the slot."""
         courses = list(self._states.items())
         ended = [key for key, one in courses if one.env == row.env and slot in (None, one.slot)]
         raised = [self._states.pop(key).raised for key in ended]
@@ -94,7 +98,9 @@ def _cleared(raised: AlertRow, **changed: Any) -> AlertRow:
 
 
 def _when(row: Row) -> dict[str, Any]:
-    """Return the columns of an alert for its time, and for its episode if the row belongs to one."""
+    """Return the columns of an alert row that state its time: the iteration, and for a seed row also
+    environment, episode and epoch.
+    """
     match row:
         case SeedRow():
             return _place(row)
@@ -104,5 +110,5 @@ def _when(row: Row) -> dict[str, Any]:
 
 
 def _place(row: EnvRow) -> dict[str, Any]:
-    """Return the columns that locate a row within the run."""
+    """Return environment, episode, attempt, iteration and epoch of a row as columns for an alert row."""
     return {name: getattr(row, name) for name in ("env", "episode", "attempt", "iteration", "epoch")}

@@ -1,7 +1,7 @@
 """Table of the alert rules: condition, severity, delay and hint.
 
-Every threshold is a constant of ``leyline.thresholds``. ``nissa.alert_monitor`` evaluates the rules;
-``tools/make_reference.py`` writes them to ``docs/alerts.md``.
+Every threshold of an alert rule is a constant of ``leyline.thresholds``. ``nissa.alert_monitor`` evaluates
+the alert rules; ``tools/make_reference.py`` writes them to ``docs/alerts.md``.
 """
 
 from collections.abc import Mapping
@@ -14,31 +14,34 @@ from esper.nissa.conditions import Condition
 
 
 class Rule(NamedTuple):
-    """One alert rule."""
+    """Alert rule: raises an alert when a condition holds for rows of one telemetry table."""
 
     name: str
     severity: Severity
     condition: str
-    """Condition of the alert rule in words, with its limits."""
+    """Condition of the alert rule in words, with its numerical limits."""
     evaluate: Condition
     hint: str
     times: int = 1
-    """Number of consecutive violations that raise the alert; one reading within the limit clears the alert.
+    """Number of consecutive violations of the limit that raise the alert; one value within the limit clears
+    the alert.
     """
     window: int = 1
-    """Number of rows that one reading of the rule is computed from."""
+    """Number of rows from which the alert rule computes one value."""
     of_the_machine: bool = False
-    """Whether the alert rule depends on the machine, so that two equal runs may differ in alerts."""
+    """Whether the alert rule depends on the machine, so that two runs with equal settings may differ in
+    alerts.
+    """
 
     @property
     def table(self) -> type[Row]:
-        """Row type that the alert rule reads."""
+        """Type of the telemetry rows that the alert rule reads."""
         row: type[Row] = get_type_hints(self.evaluate)["row"]
         return row
 
     @property
     def delay(self) -> int:
-        """Largest number of rows from the first violation to the alert."""
+        """Largest number of rows from the first violation of the limit to the alert."""
         return max(self.times, self.window)
 
 
@@ -181,7 +184,7 @@ RULES: Final = (
         "error",
         f"less than {limits.DISK_FREE_MB:g} MB are free where the run is written",
         conditions.disk_full,
-        "Make room: on a full disk a run continues without telemetry, a training also without checkpoints.",
+        "Make room: on a full disk a run continues without rows and checkpoints, and ends with an error.",
         of_the_machine=True,
     ),
 )
@@ -192,4 +195,6 @@ GOVERNOR_RULES: Final[Mapping[str, str]] = {
     "collapse": "a host that had learned scores no better than chance, two epochs in a row",
     "divergence": "a host's loss rose far above its usual fluctuation, two epochs in a row",
 }
-"""Names of alerts that training raises itself when it intervenes, not by an alert rule."""
+"""Alerts that come from no alert rule, with their causes: the governor of a host's training raises them when
+it rolls back or prunes.
+"""

@@ -1,8 +1,8 @@
-"""Conversion of rows from JSON lines to Parquet, which is many times faster to read.
+"""Conversion of telemetry rows from JSON lines to Parquet, which is many times faster to read.
 
 The Parquet folder is renamed to its final name when it is complete on disk, and only then are the JSON lines
-removed: a process killed at any time leaves the JSON lines, the Parquet folder, or both. Column types come
-from the schema and not from the rows, so all files of a table have the same types.
+removed: a process killed at any time leaves the JSON lines, the Parquet folder, or both. Column types of
+Parquet files come from the schema and not from the rows, so all files of a table have the same types.
 """
 
 import json
@@ -12,18 +12,18 @@ from pathlib import Path
 
 import duckdb
 
-from esper.files.atomic_write import name_folder, partial_of
+from esper.files.atomic_write import name_folder, partial_of, remove
 from esper.files.row_files import RowSpan, parquet_path, row_files, split_lines
 from esper.leyline.columns import COLUMNS
 from esper.leyline.errors import EsperError
 
 
 class CompactionError(Exception):
-    """Error: JSON lines could not be converted to Parquet; the lines are kept."""
+    """Error: JSON lines of rows could not be converted to Parquet; the lines are kept."""
 
 
 def compact(telemetry: Path, last: int) -> None:
-    """Convert the JSON files with numbers up to ``last`` to Parquet."""
+    """Convert the JSON-lines files with file numbers up to ``last`` to Parquet."""
     try:
         found = row_files(telemetry)
         lines = [span for span in found.lines if span.last <= last]
@@ -38,10 +38,10 @@ def compact(telemetry: Path, last: int) -> None:
 def _convert(telemetry: Path, lines: Sequence[RowSpan]) -> None:
     target = parquet_path(telemetry, lines[0].first, lines[-1].last)
     partial = partial_of(target)
-    # One thread, because the conversion runs on the trainer's thread.
+    # DuckDB uses one thread, because the conversion runs on the thread of the training.
     settings = {"threads": "1", "async_threads": "0", "memory_limit": "1GB", "temp_directory": ""}
     try:
-        partial.mkdir(exist_ok=True)
+        partial.mkdir()
         rows: dict[str, list[bytes]] = {}
         for span in lines:
             content = span.path.read_bytes()
@@ -52,7 +52,7 @@ def _convert(telemetry: Path, lines: Sequence[RowSpan]) -> None:
             for table, own in rows.items():
                 if own:
                     _copy(database, own, table, partial)
-        name_folder(target)
+        name_folder(partial, target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -67,11 +67,3 @@ def _copy(database: duckdb.DuckDBPyConnection, lines: Sequence[bytes], table: st
     ).fetchone()
     if result != (len(lines),):
         raise CompactionError(f"{place}: {result} rows for {len(lines)} lines")
-
-
-def remove(path: Path) -> None:
-    """Remove a file, or a folder with its content."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

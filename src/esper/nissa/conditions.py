@@ -1,6 +1,7 @@
-"""Conditions of the alert rules: functions from a row and its history to readings.
+"""Conditions of the alert rules: functions from a telemetry row and earlier rows to readings (a value, its
+limit, and whether the limit is violated).
 
-An unknown value yields no reading, so it neither raises nor clears an alert.
+An unknown value yields no reading of an alert rule, so it neither raises nor clears an alert.
 """
 
 import statistics
@@ -16,15 +17,17 @@ from esper.leyline.rank_correlation import Rewarded, reward_correlation
 RUN: Final = "run"
 """Scope of an alert about the whole run."""
 RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "log_loss", "contribution", "rent", "rollback"})
-"""Reward terms for an episode's result, its cost or a failure; all other terms are reward shaping."""
+"""Names of the reward terms for the quality of the network, its cost or a breakdown; all other reward terms
+are shaping.
+"""
 NEVER_UNKNOWN: Final = ("policy_loss", "value_loss", "entropy", "approx_kl")
 """Columns of a PPO update row that are None only if the value was not finite."""
 LEARNING_STAGES: Final = frozenset({Stage.TRAINING, Stage.BLENDING, Stage.HOLDING})
-"""Stages in which a seed learns and can still be pruned."""
+"""Stages in which a seed learns and can still be pruned: TRAINING, BLENDING and HOLDING."""
 
 
 class Reading(NamedTuple):
-    """Reading of an alert rule: the value of one scope in one row, with its limit."""
+    """Value that an alert rule read from one row for one scope (run, policy head or slot), with its limit."""
 
     scope: str
     wrong: bool
@@ -34,18 +37,18 @@ class Reading(NamedTuple):
 
 @dataclass(slots=True)
 class RowHistory:
-    """Earlier rows that the conditions of alert rules use."""
+    """Earlier rows of a run that the conditions of alert rules use."""
 
     run: RunRow
     updates: list[UpdateRow] = field(default_factory=list)
-    """Rows of PPO updates that were not skipped."""
+    """Rows of those PPO updates that were not skipped."""
     episodes: deque[EpisodeRow] = field(default_factory=lambda: deque(maxlen=limits.CORRELATED_EPISODES - 1))
-    """Rows of the last rewarded episodes."""
+    """Rows of the last rewarded episodes (episodes that have a total reward)."""
     seeds: dict[tuple[int, int], SeedRow] = field(default_factory=dict)
-    """Last seed row by environment and slot."""
+    """Last seed row of each slot, by environment and slot."""
 
     def remember(self, row: Row) -> None:
-        """Add a row to the history."""
+        """Add a row to the history if conditions of alert rules use rows of its type."""
         match row:
             case UpdateRow(skipped=None):
                 self.updates.append(row)
@@ -55,8 +58,8 @@ class RowHistory:
                 self.seeds[row.env, row.slot] = row
 
     def has_learned(self, row: UpdateRow) -> bool:
-        """Return whether the mean of the last returns, the given row included, clearly exceeds the mean of
-        the first returns.
+        """Return whether the policy has learned: the mean of its last returns, that of ``row`` included,
+        exceeds the best of its first returns by more than ``LEARNED_GAIN``.
         """
         returns = [u.mean_return for u in (*self.updates, row) if u.mean_return is not None]
         if not returns:
@@ -67,16 +70,20 @@ class RowHistory:
 
 
 Condition = Callable[[Any, RowHistory], Iterator[Reading]]
-"""Function from a row of the rule's table and the history to readings."""
+"""Condition of an alert rule: a function from a row and the earlier rows of the run to readings."""
 
 
 def above(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
-    """Return a reading that violates its limit if the value is above the limit."""
+    """Return the reading of an alert rule; it is a violation if ``value`` is above ``limit`` and ``only_if``
+    is true.
+    """
     return Reading(scope, value > limit and only_if, value, limit)
 
 
 def below(scope: str, value: float, limit: float, only_if: bool = True) -> Reading:
-    """Return a reading that violates its limit if the value is below the limit."""
+    """Return the reading of an alert rule; it is a violation if ``value`` is below ``limit`` and ``only_if``
+    is true.
+    """
     return Reading(scope, value < limit and only_if, value, limit)
 
 
@@ -89,15 +96,15 @@ def not_finite(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def ratio_exploded(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Check the worst PPO ratio of the first exploded update epoch, and the extreme ratios of the last update
-    epoch.
+    """Check the PPO ratios: the largest and the smallest ratio of the last update epoch, and the ratio in
+    ``explosion``, which is from the first update epoch with an extreme ratio.
     """
     low, high = limits.RATIO_EXPLODED
     ratios = [row.ratio_max, row.ratio_min] if row.skipped is None else []
     if row.explosion is not None:
         ratios.append(row.explosion["ratio"])
     for ratio in ratios:
-        if ratio is None or not low <= ratio <= high:  # The ratio is None if it overflowed.
+        if ratio is None or not low <= ratio <= high:  # A PPO ratio that overflowed is None.
             yield Reading(RUN, True, ratio, low if ratio is not None and ratio < low else high)
             return
     if ratios:
@@ -123,7 +130,9 @@ def update_above(column: str, limit: float) -> Condition:
 
 
 def forced(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Check the share of forced decisions; a trained policy that fills slots early also has many of them."""
+    """Check the share of forced decisions (a single legal action) until the policy has learned; a trained
+    policy has many of them, because it fills slots early.
+    """
     if row.skipped is None:
         yield above(RUN, row.forced_share, limits.FORCED_SHARE, not past.has_learned(row))
 
@@ -133,7 +142,9 @@ def waits(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Check head entropies; low entropy is allowed unless the head collapsed abruptly or before learning."""
+    """Check the entropy of each policy head; low entropy is a violation only if it fell abruptly or before
+    the policy has learned.
+    """
     learned = past.has_learned(row)
     for head, (name, entropy) in enumerate(zip(past.run.heads, row.head_entropy, strict=False)):
         if entropy is not None:
@@ -142,7 +153,9 @@ def heads_collapsed(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def _was_open(head: int, updates: Sequence[UpdateRow]) -> bool:
-    """Return whether the policy head still explored at its last entropy above the threshold."""
+    """Return whether the head's entropy collapsed abruptly: its last value before the collapse was above
+    ``HEAD_ENTROPY_OPEN``.
+    """
     for row in reversed(updates):
         entropy = row.head_entropy[head]
         if entropy is not None and entropy >= limits.HEAD_ENTROPY_COLLAPSED:
@@ -157,8 +170,8 @@ def gradient_jump(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def slow(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-    """Compare the rollout times of iterations only; other phases, such as evaluation, do not run in every
-    iteration.
+    """Compare the rollout time with that of earlier iterations. Other phases, such as evaluation, are not
+    part of every iteration and are not compared.
     """
     spans = [update.phase_ms["rollout"] for update in past.updates if "rollout" in update.phase_ms]
     if len(spans) >= limits.USUAL_ITERATIONS and "rollout" in row.phase_ms:
@@ -188,7 +201,9 @@ def shaping(row: EpisodeRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def _window(row: EpisodeRow, past: RowHistory) -> list[EpisodeRow]:
-    """Return the last rewarded episodes including this one, empty until the window is full."""
+    """Return the last ``CORRELATED_EPISODES`` rewarded episodes including ``row``; empty while there are
+    fewer.
+    """
     full = row.total_reward is not None and len(past.episodes) == past.episodes.maxlen
     return [*past.episodes, row] if full else []
 
@@ -203,9 +218,10 @@ def dead(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
 
 
 def harmful(row: SeedRow, past: RowHistory) -> Iterator[Reading]:
-    """Check the contribution of a seed at constant alpha; while alpha changes, host and seed still adapt.
+    """Check the contribution of a seed at constant alpha; while alpha changes, host and seed still adapt to
+    each other.
 
-    Trainings of a policy are exempt: an exploring policy may hold harmful seeds, and its reward already
+    Trainings of a policy are exempt: an exploring policy may keep harmful seeds, and its reward already
     accounts for the harm.
     """
     if past.run.iterations is not None:

@@ -1,6 +1,6 @@
-"""Encoding of a row as a JSON line with its table and time.
+"""Encoding of a telemetry row as a JSON line that starts with the name of the table and the time.
 
-Non-finite numbers are refused, because JSON could only write null, which means unknown. The check for
+Non-finite numbers in rows are refused, because JSON could only write null, which means unknown. The check for
 non-finite numbers runs for every row and must be cheap, so it uses no Python code per column.
 """
 
@@ -21,7 +21,7 @@ class RowError(EsperError):
 
 
 def _plain_scalar(value: Any) -> Any:
-    """Convert a scalar of an array library to a Python number."""
+    """Convert a scalar of an array library, such as numpy, to a Python number."""
     if not hasattr(value, "item") or getattr(value, "ndim", None) != 0:
         raise TypeError(f"{type(value).__name__} is not a plain value")
     plain = value.item()
@@ -34,27 +34,30 @@ _ENCODER: Final = msgspec.json.Encoder(enc_hook=_plain_scalar)
 
 
 class RowEncoder:
-    """Encoder for the rows of one table."""
+    """Encoder of the rows of one telemetry table as JSON lines."""
 
     def __init__(self, table: str) -> None:
         self._table = table
         self._begin = f'{{"table":"{table}","t":'.encode()
-        # The column `t` is added because attrgetter of a single name returns no tuple.
+        # The column `t` (time) makes two or more names; for a single name attrgetter() would return no tuple.
         self._floats = attrgetter("t", *(column.name for column in COLUMNS[table] if column.is_float))
         self._nested = tuple(column.name for column in COLUMNS[table] if column.nests_floats)
 
     def line(self, row: Row, t: float) -> bytes:
-        """Encode a row at ``t`` seconds of the run, with a newline; raises ``RowError``."""
+        """Return a row as a JSON line with its newline; ``t`` is its time in seconds since the start of the
+        run. Raises ``RowError`` if the row has a number that is not finite or a value that JSON cannot
+        represent.
+        """
         try:
             self._check_finite(row)
             encoded = _ENCODER.encode(row)
-            # The first column is the time, which is known only when the row is written.
+            # The row was encoded with an unset time, which is replaced here by the time of writing.
             return b"%b%.6f%b\n" % (self._begin, t, encoded[encoded.index(b",") :])
         except (TypeError, ValueError) as error:
             raise RowError(f"a row of table '{self._table}' cannot be written: {error}") from error
 
     def _check_finite(self, row: Row) -> None:
-        # filter() drops None and 0.0, but not NaN or infinities.
+        # filter() drops None and 0.0, but keeps NaN and infinities.
         flat = all(map(math.isfinite, filter(None, self._floats(row))))
         if flat and all(_all_finite(getattr(row, name)) for name in self._nested):
             return
@@ -71,13 +74,13 @@ class RowEncoder:
 
 
 def _all_finite(value: Any) -> bool:
-    """Return whether all numbers of a list or map are finite; fast for flat values."""
+    """Return whether all numbers of a list or map are finite; fast if the list or map is not nested."""
     inner = value.values() if isinstance(value, dict) else value
     if inner is None:
         return True
     try:
         return all(map(math.isfinite, filter(None, inner)))
-    except TypeError:  # The values are strings, nested lists or maps.
+    except TypeError:  # math.isfinite() raises TypeError for strings, nested lists and maps.
         return all(map(math.isfinite, _numbers_within(value)))
 
 
@@ -88,5 +91,6 @@ def _numbers_within(value: object) -> Iterator[float]:
     if isinstance(value, list | tuple):
         for inner in value:
             yield from _numbers_within(inner)
-    elif isinstance(value, Real):  # Real includes numpy scalars, of which not all are floats.
+    # The class Real also includes numpy scalars that are not instances of float.
+    elif isinstance(value, Real):
         yield float(value)

@@ -1,9 +1,10 @@
 """Journal of a training's unfinished iteration, which readers use if the training is killed.
 
-The rows of an iteration are written when it is complete, ordered by environment regardless of the number of
-processes. Until the iteration is complete, every process appends its rows after each epoch to one file per
-shard of environments. A journal that cannot be written is dropped silently: its rows are still written with
-the iteration, and ``RunWriter`` reports a failure of that write.
+The rows of an iteration are written to their final file when the iteration is complete, ordered by
+environment regardless of the number of processes. Until the iteration is complete, every process appends its
+rows after each epoch to a journal file for the environments that train together. A journal that cannot be
+written raises no error: its rows are still written when the iteration is complete, and ``RunWriter`` reports
+a failure of that write.
 """
 
 import os
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from esper.files.append import open_to_append, write_all
 from esper.files.row_files import TELEMETRY, unfinished_path
 from esper.leyline.columns import TABLE_OF
 from esper.leyline.rows import TABLES_OF_DETAIL, Detail, Row
@@ -19,7 +21,7 @@ from esper.nissa.encoding import RowEncoder
 
 
 class IterationJournal:
-    """Journal files of one process, which handles one shard of environments after another."""
+    """Journal files that one process writes: per iteration, one for all environments that train together."""
 
     def __init__(
         self, directory: Path, detail: Detail, clock: Callable[[], float] = time.perf_counter
@@ -32,16 +34,16 @@ class IterationJournal:
         self._file: int | None = None
 
     def begin(self, began: float) -> None:
-        """Set the clock value at which the run started, which is common to all processes."""
+        """Store the clock value of the run's start; all processes store the same value."""
         self._began = began
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
-        """Append the rows of an epoch of a shard.
+        """Append the rows of one epoch of the environments that train together to their journal file.
 
         Args:
             iteration: Number of the iteration.
-            env: First environment of the shard, which names the file.
-            rows: Rows of the epoch.
+            env: First of the environments; its number is part of the journal file's name.
+            rows: Telemetry rows of the epoch.
         """
         t = self._clock() - self._began
         lines = bytearray()
@@ -58,7 +60,7 @@ class IterationJournal:
             if self._file is not None:
                 write_all(self._file, lines)
         except OSError:
-            with suppress(OSError):  # Network file systems report a full disk again on close.
+            with suppress(OSError):  # On a full disk, network file systems raise a second error on close.
                 self.close()
 
     def close(self) -> None:
@@ -66,15 +68,3 @@ class IterationJournal:
         if self._file is not None:
             file, self._file = self._file, None
             os.close(file)
-
-
-def open_to_append(path: Path) -> int:
-    """Open a file for appending and create its folder; raises ``OSError``."""
-    path.parent.mkdir(exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-
-
-def write_all(file: int, content: bytearray) -> None:
-    """Write all bytes; after an ``OSError``, ``content`` holds the bytes that were not written."""
-    while content:
-        del content[: os.write(file, content)]

@@ -1,13 +1,15 @@
-"""Writer of a run's rows, on the trainer's thread.
+"""Writer of the telemetry rows of a run, on the thread of the training.
 
-A row is encoded at once and handed to the operating system by ``flush``, which the runner calls after each
-epoch: a killed process loses at most the current epoch and leaves at most one partial last line. The rows of
-a training's iteration are written together when it is complete (``iteration``). There is no queue and no
-thread, so no row is dropped while the disk works; if writing fails, telemetry ends with one warning and the
-run continues.
+A row is encoded at once and written to its file by ``flush``, which is called after each epoch: a killed
+process loses at most the current epoch and leaves at most one partial last line. In a policy training, the
+rows of an iteration are written together when the iteration is complete (method ``iteration``). The writer
+has no queue and no thread, so no row is dropped as long as files can be written.
 
-JSON lines are converted to Parquet above a size limit. A training may return to its last checkpoint, so its
-JSON lines are converted when a checkpoint is stored.
+A run continues while its directory cannot be written (ADR 0044). Rows then wait in memory and are written
+with the next rows. If rows are still unwritten at the end of the run, a ``SaveError`` is raised.
+
+JSON lines of rows are converted to Parquet when they exceed a size limit. A policy training may be resumed
+from its last checkpoint, so its JSON lines are converted only when a checkpoint is stored.
 """
 
 import os
@@ -20,24 +22,42 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Final
 
-from esper.files.atomic_write import SaveError, write_durably
-from esper.files.row_files import TELEMETRY, RowMark, lines_path, parquet_path, row_files, unfinished_path
+from esper.files.append import open_to_append, write_all
+from esper.files.atomic_write import (
+    SaveError,
+    flush_to_disk,
+    make_folder,
+    remove,
+    remove_partials,
+    save_errors,
+    write_durably,
+)
+from esper.files.row_files import (
+    TELEMETRY,
+    RowMark,
+    check_outside_runs,
+    lines_path,
+    parquet_path,
+    row_files,
+    unfinished_path,
+)
 from esper.files.writer_lock import WriterLock
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import EsperError, RunDirectoryError
+from esper.leyline.errors import EsperError, RunDirectoryError, notify
 from esper.leyline.rows import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
-from esper.nissa.compaction import CompactionError, compact, remove
+from esper.nissa.compaction import CompactionError, compact
 from esper.nissa.encoding import RowEncoder, RowError
-from esper.nissa.iteration_journal import open_to_append, write_all
 
 RESOURCE_SECONDS: Final = 10.0
-"""Minimum time between two resource rows."""
+"""Minimum time between two resource rows (memory and disk space)."""
 LINES_BYTES: Final = 8_000_000
-"""Size of the JSON lines above which they are converted to Parquet."""
+"""Size of a run's JSON lines above which they are converted to Parquet."""
+WAITING_BYTES: Final = 100_000_000
+"""Size of the rows that wait in memory for a full disk above which they and all further rows are dropped."""
 
 
 class RunWriter(AbstractContextManager["RunWriter"]):
-    """Event sink that writes a run to its directory."""
+    """Writer of the telemetry rows and other files of a run to its run directory."""
 
     def __init__(
         self,
@@ -47,71 +67,85 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         detail: Detail = "full",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Create ``directory`` and lock it.
+        """Create and lock the run directory; a resumed run locks its existing directory.
 
         Args:
             directory: Run directory; it must be empty unless the run is resumed.
-            resume_from: Mark from ``checkpoint`` of an earlier writer; later rows are removed.
+            resume_from: Position that ``checkpoint`` of an earlier writer yielded; rows after this position
+                are removed.
             detail: Level of detail; rows of tables outside this level are dropped.
-            clock: Clock of the run, in seconds.
+            clock: Function that returns the current time in seconds.
 
         Raises:
-            RunDirectoryError: The directory is not empty or cannot be written.
+            EsperError: The directory is not empty, cannot be written, or is inside the telemetry of a run.
         """
         self.directory = directory
         self.detail: Detail = detail
-        """Level of detail, which may change at any time; rows of tables outside this level are dropped."""
+        """Level of detail; it may change at any time, and rows of tables outside it are dropped."""
         self.on_resources: Callable[[ResourceRow], None] = lambda row: None
-        """Callback for every resource row, since the writer creates these rows itself."""
-        self.failed = False
+        """Callback that receives every resource row, since the writer creates these rows itself."""
+        self._unsaved: dict[str, str] = {}
+        """Error message of everything that could not be written, by its name."""
         if resume_from is None:
+            check_outside_runs(directory)
             _claim(directory)
         self._telemetry = directory / TELEMETRY
         self._lock = WriterLock(self._telemetry)
         self._mark = resume_from or RowMark(0, 0.0)
         self._last = -1
-        """Highest number of an existing telemetry file."""
+        """Highest number of an existing telemetry file; -1 if there is none."""
         self._trains = resume_from is not None
-        """Whether rows are written together at the end of each iteration."""
+        """Whether the run is a policy training, whose rows are written once per iteration."""
         self._ended = False
-        """Whether the last resource row was emitted."""
-        if resume_from is not None:
-            self._go_back(resume_from.iteration)
+        """Whether the final resource row of the run was emitted."""
+        self._take_over(resume_from)
         self._encoders = {table: RowEncoder(table) for table in TABLES}
         self._buffer = bytearray()
         self._file: int | None = None
         self._line_bytes = 0
-        """Bytes of JSON lines on disk since the last conversion."""
+        """Bytes of JSON lines written since the last conversion to Parquet."""
         self._compaction_failed = False
         self._open = True
+        self._due: int | None = None
+        """Latest complete iteration if its rows wait in the buffer."""
         self._rows = 0
         self._busy_seconds = 0.0
         self._resource_due = RESOURCE_SECONDS
         self._clock = clock
-        # A resumed run continues its clock, so that new rows are later than existing ones.
+        # A resumed run continues the clock of the earlier run, so new rows have later times than old rows.
         self.began = clock() - self._mark.seconds
         """Clock value at the start of the run."""
 
-    def _go_back(self, iteration: int) -> None:
-        """Remove the rows after an iteration, the last iteration first, so that no gap exists at any time."""
+    def _take_over(self, resume_from: RowMark | None) -> None:
+        """Remove the rows after ``resume_from``, and sign the run; release the lock after an error."""
         try:
-            found = row_files(self._telemetry)
-            later = [span for span in found.spans if span.last > iteration]
-            for span in (*found.superseded, *found.unfinished, *reversed(later)):
-                remove(span.path)
-            for partial in self._telemetry.glob("*.partial"):
-                remove(partial)
-            self._last = row_files(self._telemetry).last
+            if resume_from is not None:
+                self._go_back(resume_from.iteration)
+            # Readers that see another signature than before read all rows again.
+            self._lock.sign()
         except (EsperError, OSError) as error:
             self._lock.release()
             if isinstance(error, EsperError):
                 raise
             raise RunDirectoryError(f"'{self.directory}' cannot be written: {error.strerror}") from error
 
+    def _go_back(self, iteration: int) -> None:
+        """Remove the rows of all iterations after ``iteration``, the latest first, so that the remaining rows
+        never have a gap.
+        """
+        found = row_files(self._telemetry)
+        later = [span for span in found.spans if span.last > iteration]
+        for span in (*found.superseded, *found.unfinished, *reversed(later)):
+            remove(span.path)
+        remove_partials(self.directory, below=True)
+        self._last = row_files(self._telemetry).last
+
     # --- rows ---------------------------------------------------------------------------------------
 
     def emit(self, row: Row) -> None:
-        """Encode a row with the current time; ``flush`` or the end of the iteration writes it."""
+        """Encode a row with the current time and buffer it; ``flush`` or the end of the iteration writes the
+        buffer to disk.
+        """
         if not self._accepts():
             return
         now = self._clock()
@@ -125,22 +159,21 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._busy_seconds += self._clock() - now
 
     def keep(self, name: str, content: bytes) -> None:
-        """Write a complete file to the run's directory."""
-        if not self._accepts():
-            return
-        try:
-            write_durably(self.directory / name, content)
-        except SaveError as error:
-            self._fail(self.directory / name, error.reason)
+        """Write ``content`` as the file ``name`` of the run directory."""
+        if self._accepts():
+            with self.attempt(name):
+                write_durably(self.directory / name, content)
 
     def flush(self) -> None:
-        """Write all buffered rows; does nothing in a training, where ``iteration`` writes them."""
+        """Write all buffered rows to disk; does nothing in a policy training, where ``iteration`` writes the
+        rows.
+        """
         if not self._accepts() or self._trains:
             return
         now = self._clock()
         self._emit_resource(if_due=True)
         self._write_out(lines_path(self._telemetry, max(self._last, 0)))
-        if self._line_bytes > LINES_BYTES:
+        if self._line_bytes > LINES_BYTES and not self._buffer:
             self._close_file()
             self._compact(self._last)
             self._last += 1
@@ -148,97 +181,129 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     @contextmanager
     def iteration(self, number: int, *, is_last: bool = False) -> Iterator[None]:
-        """Write the rows emitted within the context as one iteration, completely or not at all.
+        """Write the rows emitted within the ``with`` block as one iteration, completely or not at all.
 
-        If writing fails, the journal of the iteration is kept, and rows of later iterations are not written.
+        If writing fails, the journal of the iteration is kept, and its rows are written with those of the
+        next iteration.
 
         Args:
             number: Number of the iteration; 0 for the rows before the first iteration.
-            is_last: Add the final resource row.
+            is_last: Whether the iteration is the last of the training; it then ends with a resource row.
         """
         begin = len(self._buffer)
         self._trains = True
         try:
             yield
-            if self._accepts():
-                now = self._clock()
-                self._emit_resource(if_due=not is_last)
-                self._ended = is_last
-                self._commit(number)
-                self._busy_seconds += self._clock() - now
-            else:
-                shutil.rmtree(unfinished_path(self._telemetry, number), ignore_errors=True)
+            self._due = number
         except BaseException:
-            del self._buffer[begin:]
+            if self._due != number:
+                del self._buffer[begin:]
             raise
+        if self._accepts():
+            now = self._clock()
+            self._emit_resource(if_due=not is_last)
+            self._ended = is_last
+            self._commit()
+            self._busy_seconds += self._clock() - now
 
-    def _commit(self, number: int) -> None:
-        path = lines_path(self._telemetry, number)
-        try:
+    def _commit(self) -> None:
+        """Write the rows of all complete iterations that are not on disk yet."""
+        if self._due is None:
+            return
+        number, path = self._due, lines_path(self._telemetry, self._due)
+        with self._attempt_rows(path):
+            self._lock.check()
             self._close_file()
-            if number > self._last + 1:  # Iterations lost to a full disk are marked by an empty range.
-                parquet_path(self._telemetry, self._last + 1, number - 1).mkdir()
+            # An iteration whose rows are in the file of a later one has an empty Parquet folder.
+            if number > self._last + 1:
+                parquet_path(self._telemetry, self._last + 1, number - 1).mkdir(exist_ok=True)
             write_durably(path, self._buffer)
-        except SaveError as error:
-            self._fail(path, error.reason)
-        except OSError as error:
-            self._fail(path, error.strerror)
-        else:
-            self._last = number
-            self._mark = RowMark(number, self._clock() - self.began)
+            self._due = None
             self._line_bytes += len(self._buffer)
             self._buffer.clear()
-            shutil.rmtree(unfinished_path(self._telemetry, number), ignore_errors=True)
+            self._mark = RowMark(number, self._clock() - self.began)
+            while self._last < number:
+                self._last += 1
+                shutil.rmtree(unfinished_path(self._telemetry, self._last), ignore_errors=True)
 
     @contextmanager
     def checkpoint(self) -> Iterator[RowMark]:
-        """Yield the mark of the last written row; the caller stores the mark inside the context, for
-        ``resume_from``.
+        """Yield the position of the last written row, which the caller stores in a checkpoint within the
+        ``with`` block.
 
-        If storing succeeds, JSON lines may be converted, because no run returns to a point before this
-        checkpoint.
+        After a checkpoint was stored, JSON lines of rows may be converted to Parquet, because no run resumes
+        from an earlier checkpoint.
         """
+        self._commit()
         yield self._mark
-        if not self.failed and self._line_bytes > LINES_BYTES:
+        if self._line_bytes > LINES_BYTES:
             now = self._clock()
             self._compact(self._mark.iteration)
             self._busy_seconds += self._clock() - now
 
     # --- close and failure --------------------------------------------------------------------------
 
+    @contextmanager
+    def attempt(self, name: str, remedy: str = "") -> Iterator[None]:
+        """Let the run continue if a file cannot be written in the ``with`` block.
+
+        The first failure is printed. Unless a later attempt of the same name succeeds, the end of the run
+        raises the error.
+
+        Args:
+            name: Name of what is written, such as "checkpoint".
+            remedy: End of the error message, such as the command that resumes the run.
+        """
+        try:
+            yield
+        except (OSError, SaveError) as error:
+            if name not in self._unsaved:
+                notify(f"{error}; what was saved before is intact, and the run continues")
+            self._unsaved[name] = f"{error}{remedy}"
+        else:
+            self._unsaved.pop(name, None)
+
+    @contextmanager
+    def _attempt_rows(self, path: Path) -> Iterator[None]:
+        """Keep the rows in the buffer if they cannot be written to ``path``."""
+        with self.attempt("rows"), save_errors(path):
+            yield
+        if "rows" in self._unsaved and len(self._buffer) > WAITING_BYTES:
+            self._end()
+
     def close(self) -> None:
-        """Write the remaining rows and a last resource row; may be called twice."""
+        """Write the remaining rows and a last resource row, and close the files; may be called twice."""
         if self._open:
             if not self._ended:
                 self._emit_resource()
+            self._commit()
             unfinished = unfinished_path(self._telemetry, self._last + 1) / "run.jsonl"
-            if self._trains:
-                self._close_file()
-            self._write_out(unfinished if self._trains else lines_path(self._telemetry, max(self._last, 0)))
+            if self._due is None:
+                self._write_out(
+                    unfinished if self._trains else lines_path(self._telemetry, max(self._last, 0))
+                )
             self._end()
         self._lock.release()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the writer.
+
+        Raises:
+            SaveError: A file of the run could not be written; not raised if another error ended the run.
+        """
         self.close()
+        if self._unsaved and kind is None:
+            raise SaveError(f"the run is over, but not complete on disk: {'; '.join(self._unsaved.values())}")
 
     def _accepts(self) -> bool:
-        if not self._open and not self.failed:
+        if not self._open and "rows" not in self._unsaved:
             raise RowError(f"the writer of run directory '{self.directory}' is closed")
         return self._open
 
     def _end(self) -> None:
-        self._open = False
+        self._open, self._due = False, None
         self._buffer.clear()
         self._close_file()
-
-    def _fail(self, path: Path, reason: str | None) -> None:
-        """End telemetry with one message, regardless of the number of files affected."""
-        if self.failed:
-            return
-        self.failed = True
-        self._end()
-        ending = "the run goes on, its further rows are lost"
-        sys.stderr.write(f"esper: telemetry stopped: cannot write {path} ({reason}); {ending}\n")
 
     # --- files --------------------------------------------------------------------------------------
 
@@ -247,22 +312,23 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         if not self._buffer:
             return
         size = len(self._buffer)
-        try:
+        with self._attempt_rows(path):
+            self._lock.check()
             if self._file is None:
                 self._file = open_to_append(path)
                 self._last = max(self._last, 0)
             write_all(self._file, self._buffer)
             self._line_bytes += size
-        except OSError as error:
-            self._fail(path, error.strerror)
 
     def _close_file(self) -> None:
         if self._file is not None:
             file, self._file = self._file, None
-            try:
-                os.close(file)
-            except OSError as error:  # Network file systems report a full disk on close.
-                self._fail(self._telemetry, error.strerror)
+            with self.attempt("last rows"), save_errors(self._telemetry):
+                try:
+                    os.fsync(file)
+                finally:
+                    os.close(file)  # Network file systems report a full disk on close.
+                flush_to_disk(self._telemetry)
 
     def _compact(self, last: int) -> None:
         """Convert JSON lines to Parquet; a failure loses no row and is reported once by an alert row."""
@@ -291,12 +357,11 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._resource_due = seconds + RESOURCE_SECONDS
         try:
             free = shutil.disk_usage(self.directory).free
-        except OSError as error:
-            self._fail(self.directory, error.strerror)
+        except OSError:  # The directory was deleted; the next write reports it.
             return
         row = ResourceRow(
             rss_mb=_peak_mb(),
-            rows_written=self._rows + 1,  # The count includes this row.
+            rows_written=self._rows + 1,  # The number includes this resource row.
             writer_ms=self._busy_seconds * 1e3,
             disk_free_mb=free / 1e6,
         )
@@ -305,17 +370,18 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
 
 def _claim(directory: Path) -> None:
-    """Create the run's directory and its telemetry folder."""
+    """Create the run directory and its telemetry folder; raise an error if the directory is not empty."""
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_folder(directory)
         held = sorted(entry.name for entry in directory.iterdir())
         if held:
             listed = ", ".join(held[:3]) + (" and more" if len(held) > 3 else "")
             raise RunDirectoryError(
                 f"run directory '{directory}' already holds {listed}; choose another one, or move it away"
             )
-        # The lock fails for the second of two runs that start at the same time.
+        # If two runs start in one directory at the same time, this mkdir() fails for the second.
         (directory / TELEMETRY).mkdir()
+        flush_to_disk(directory)
     except OSError as error:
         raise RunDirectoryError(
             f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"
@@ -323,6 +389,8 @@ def _claim(directory: Path) -> None:
 
 
 def _peak_mb() -> float:
-    """Return the peak resident memory in MB; Linux reports KiB, macOS bytes."""
+    """Return the peak resident memory of this process in MB; the operating system reports KiB on Linux and
+    bytes on macOS.
+    """
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6

@@ -1,4 +1,4 @@
-"""Run of one controller over its episodes, written to a run directory."""
+"""Execution of all episodes of one controller, written to a run directory."""
 
 from collections.abc import Callable
 from itertools import chain, count
@@ -18,13 +18,13 @@ from esper.tolaria.vector import SerialVector
 
 
 def free_directory(name: str) -> Path:
-    """Return ``runs/name``, with the first free number from 2 appended if that path exists."""
+    """Return the path ``runs/name``; if it exists, ``runs/name-2`` or the next free number."""
     names = chain([name], (f"{name}-{number}" for number in count(2)))
     return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def check_names(config: RunConfig) -> None:
-    """Raise on unknown names and unfit plans before anything is run or written."""
+    """Raise an error if a name is unknown or a plan does not fit, before anything is run or written."""
     vector, _ = _start(config, config.controller)
     for name in config.against:
         build_controller(name, config, vector.action_space)
@@ -40,7 +40,7 @@ def run_one_episode(config: RunConfig, episode: int = 0) -> EpisodeReport:
 
 
 def _start(config: RunConfig, controller_name: str, episode: int = 0) -> tuple[SerialVector, Controller]:
-    """Return an environment at the start of an episode, and a new controller for the environment."""
+    """Return an environment at the start of an episode, and a new controller of the environment."""
     vector = build_vector(config)
     vector.reset(episode)
     return vector, build_controller(controller_name, config, vector.action_space)
@@ -53,15 +53,16 @@ def run_arm(
 
     Args:
         config: Configuration of the run; its ``controller`` is ignored.
-        controller_name: Name of the controller.
+        controller_name: Name of the controller that decides in all episodes.
         directory: Run directory, which must be new.
-        refresh: Called whenever rows were written.
+        refresh: Function that is called after rows were written.
 
     Returns:
-        The run directory.
+        Path of the run directory.
 
     Raises:
-        InterruptedRunError: Ctrl-C was pressed; the message names the epochs that were written.
+        InterruptedRunError: Ctrl-C was pressed; the message states which epochs were written.
+        SaveError: The run is over, but rows or networks could not be written.
     """
     with one_thread(), RunWriter(directory, detail=config.detail) as writer:
         vector, controller = _start(config, controller_name)
@@ -83,7 +84,9 @@ def run_arm(
                         env.task, rng_seed=config.rng_seed, episode=episode, compute=env.compute
                     ).val_scores
                 run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
-                save(network_state(env.model), directory / "model" / f"episode-{episode}.pt")
+                name = f"model/episode-{episode}.pt"
+                with writer.attempt(name):
+                    save(network_state(env.model), directory / name)
         except KeyboardInterrupt:
             writer.close()
             finished = sum(row.episode == env.episode for row in read_rows(directory, EpochRow))

@@ -19,7 +19,8 @@ from esper.tolaria.vector import SerialVector
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Limit torch to one thread: faster for small networks, and the order of floating-point sums is fixed."""
+    """Limit torch to one thread, which is faster for small networks and fixes the order of floating-point
+    sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -37,7 +38,8 @@ def build_task(config: RunConfig) -> TaskSpec:
 
 
 def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec:
-    """Return a task by name with the settings that runs and trainings share."""
+    """Return the task that a configuration names, with the settings that ``esper run`` and ``esper train``
+    share."""
     task = task_named(config.task)
     if slots is not None:
         task = task.with_slots(slots)
@@ -47,7 +49,8 @@ def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec
 
 
 def build_vector(config: RunConfig) -> SerialVector:
-    """Return one environment before its first episode; all slots are enabled unless the run names some."""
+    """Return one environment before its first episode; all slots are enabled unless the configuration lists
+    slot ids."""
     task = build_task(config)
     slots = task.slot_config
     named = config.slots if config.slots and config.slot_count is None else slots.slot_ids
@@ -57,7 +60,7 @@ def build_vector(config: RunConfig) -> SerialVector:
 
 
 def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Controller:
-    """Return the controller of this name with the settings of the run."""
+    """Return the controller ``name`` with the settings of the run."""
     settings = ControllerSettings(
         rng_seed=config.rng_seed,
         rotation=config.rotation,
@@ -69,13 +72,13 @@ def build_controller(name: str, config: RunConfig, space: ActionSpace) -> Contro
 
 
 def describe_run(config: RunConfig | TrainingConfig, controller: str, name: str, env: MorphEnv) -> RunRow:
-    """Return the row that describes a run: configuration, provenance, and the names behind all indices.
+    """Return the run row: configuration, provenance, and the names that indices in other tables refer to.
 
     Args:
-        config: Configuration of the run or training.
-        controller: Name of the controller.
-        name: Name of the run.
-        env: An environment of the run, after ``reset``.
+        config: Configuration of the run or policy training.
+        controller: Name of the controller, for the run row.
+        name: Name of the run, for the run row.
+        env: Any environment of the run, after its first ``reset``.
     """
     return run_row(
         env.action_space,

@@ -1,22 +1,26 @@
-"""Directory of a training by ``esper.grow``: one file of rows per epoch, and a checkpoint.
+"""Run directory of a training by ``esper.grow``: one file of rows per epoch, and a checkpoint.
 
-The checkpoint belongs to the last written epoch: a killed training continues after that epoch, and rows
-written after the checkpoint are removed.
+The checkpoint is that of the last written epoch: a killed training continues after that epoch, and rows
+written after the checkpoint are removed. The checkpoint file begins with the SHA-256 of its content.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import io
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from esper.files.atomic_write import SaveError, write_durably
 from esper.files.row_files import RowMark
-from esper.karn.run import read_rows
-from esper.kasmina.network_file import save
-from esper.leyline import EsperError, EventSink, RunDirectoryError, RunRow
+from esper.karn.run import open_run
+from esper.kasmina.network_file import encoded
+from esper.kasmina.transaction import uninterrupted
+from esper.leyline import EsperError, EventSink, RunDirectoryError
 from esper.nissa.writer import RunWriter
 from esper.run.provenance import changed_settings, run_row
 from esper.run.row_sink import RowSink
@@ -28,14 +32,15 @@ CHECKPOINT: Final = "checkpoint.pt"
 
 
 class GrowDirectory(AbstractContextManager["GrowDirectory"]):
-    """Run directory of one training by ``esper.grow``.
+    """Run directory of one training by ``esper.grow``, with writer and checkpoint.
 
     Args:
-        path: Directory; it must not exist unless the training is resumed.
-        resume: Continue from the checkpoint in ``path``.
+        path: Path of the run directory, which must not exist unless the training is resumed.
+        resume: Whether to continue from the checkpoint in the run directory.
 
     Raises:
-        RunDirectoryError: There is no checkpoint to resume from, or the directory exists already.
+        RunDirectoryError: The run directory has no checkpoint to resume from, its checkpoint is damaged, or
+            it exists already.
     """
 
     def __init__(self, path: Path, *, resume: bool) -> None:
@@ -49,19 +54,40 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             raise RunDirectoryError(
                 f"'{path}' exists and is not overwritten; pass resume=True or another out="
             )
-        self.checkpoint: dict[str, Any] | None = torch.load(found, weights_only=True) if resume else None
+        self._checkpoint = _read(found) if resume else None
+        self.unsaved: str | None = None
+        """Error message if a file of the run could not be written by the end of the training."""
         self._opened = ExitStack()
 
-    def __exit__(self, *error: object) -> None:
-        self._opened.close()
+    def __exit__(self, *error: Any) -> None:
+        """Close the writer and store its error message if rows or checkpoint could not be written."""
+        try:
+            with uninterrupted():
+                self._opened.__exit__(*error)
+        except SaveError as failure:
+            self.unsaved = str(failure)
 
     def begin(
-        self, network: MorphogeneticModel, controller: str, settings: Mapping[str, Any], device: str
+        self,
+        network: MorphogeneticModel,
+        controller: str,
+        settings: Mapping[str, Any],
+        device: str,
+        load: Callable[[dict[str, Any]], None],
     ) -> EventSink:
-        """Write the run's row, or reopen the run at its checkpoint; return the sink for further rows.
+        """Write the run row of a new run, or reopen the run at its checkpoint; return the sink for further
+        rows.
+
+        Args:
+            network: Network that is trained.
+            controller: Name of the controller.
+            settings: Settings of the run, which must not change when the run is resumed.
+            device: Name of the device.
+            load: Function that is called with the checkpoint of a resumed run, before rows are removed.
 
         Raises:
-            EsperError: The run was started with other settings.
+            EsperError: The run to resume was started with other settings, or its checkpoint does not fit. No
+                file has changed.
         """
         run = run_row(
             network.action_space,
@@ -79,19 +105,29 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             devices=[device],
         )
         mark = None
-        if self.checkpoint is not None:
-            # Settings are compared before the writer is opened, because the writer removes rows after the
+        if self._checkpoint is not None:
+            # The run is checked before the writer is opened, because the writer deletes the rows after the
             # checkpoint.
-            changed = changed_settings(read_rows(self.path, RunRow)[0].config, run.config)
+            changed = changed_settings(open_run(self.path).row.config, run.config)
             for name, (old, new) in changed.items():
                 raise EsperError(
                     f"'{self.path}' was begun with {name}={old!r}, and is to go on with"
                     f" {new!r}; pass what it was begun with, or begin anew in another out="
                 )
-            mark = RowMark(*self.checkpoint["rows"])
-        self._writer = self._opened.enter_context(RunWriter(self.path, resume_from=mark))
+            try:
+                mark = RowMark(*self._checkpoint["rows"])
+                load(self._checkpoint)
+            except EsperError:
+                raise
+            except Exception as error:
+                raise RunDirectoryError(
+                    f"'{self.path / CHECKPOINT}' does not fit this training ({type(error).__name__}:"
+                    f" {error}); pass the network, optimizer and loaders that the run was begun with"
+                ) from error
+        with uninterrupted():
+            self._writer = self._opened.enter_context(RunWriter(self.path, resume_from=mark))
         sink = RowSink(run, self._writer)
-        if self.checkpoint is None:
+        if self._checkpoint is None:
             with self.rows_of(0):
                 sink.emit(run)
         else:
@@ -99,10 +135,33 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         return sink
 
     def rows_of(self, epoch: int, *, is_last: bool = False) -> AbstractContextManager[None]:
-        """Write the rows emitted inside the context as the rows of one epoch, all of them or none."""
+        """Write the rows that are emitted inside the context as the rows of one epoch: all of them or
+        none."""
         return self._writer.iteration(epoch, is_last=is_last)
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Write the checkpoint of the last epoch that was written."""
-        with self._writer.checkpoint() as mark:
-            save({**state, "rows": tuple(mark)}, self.path / CHECKPOINT)
+        """Write the checkpoint of the epoch whose rows were written last."""
+        with self._writer.attempt("checkpoint"), self._writer.checkpoint() as mark:
+            content = encoded({**state, "rows": tuple(mark)})
+            write_durably(self.path / CHECKPOINT, _digest(content) + content)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint file.
+
+    Raises:
+        RunDirectoryError: The file is damaged.
+    """
+    content = path.read_bytes()
+    begin = len(_digest(b""))
+    if content[:begin] != _digest(content[begin:]):
+        raise RunDirectoryError(
+            f"'{path}' is damaged or was not written by this version of esper, so the run cannot be resumed;"
+            " its rows are still readable, and another out= begins a new run"
+        )
+    state: dict[str, Any] = torch.load(io.BytesIO(content[begin:]), weights_only=True)
+    return state
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).digest()

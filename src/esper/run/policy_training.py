@@ -1,14 +1,13 @@
 """Training of a policy, written to a run directory: telemetry, checkpoints and the best policy."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from uuid import uuid4
 
-from esper.files.atomic_write import SaveError, write_durably
+from esper.files.atomic_write import write_durably
 from esper.files.row_files import TELEMETRY
-from esper.files.writer_lock import LOCK_FILE
+from esper.files.writer_lock import signature
 from esper.karn.run import read_rows
 from esper.leyline import RunDirectoryError, RunRow
 from esper.nissa.iteration_journal import IterationJournal
@@ -21,6 +20,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
 from esper.simic.training.handshake import HandshakeError
 from esper.simic.training.trainer import Iteration, Trainer
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
 from esper.tamiyo.policy.observer import check_capacity
 from esper.tolaria.data import digest_of
@@ -29,8 +29,33 @@ from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import TaskSpec
 
 
+class _Results:
+    """Best policy and checkpoints of a training; a write that fails does not end the training."""
+
+    def __init__(self, trainer: Trainer, writer: RunWriter, directory: Path) -> None:
+        self._trainer, self._writer, self._directory = trainer, writer, directory
+        self._waiting: tuple[float, FactoredRecurrentActorCritic] | None = None
+        """Best policy with its mean return until it is saved."""
+
+    def keep_if_best(self, reached: float | None) -> None:
+        """Save the policy if its mean return is the highest of the training, or the best one that waits."""
+        best = self._waiting[0] if self._waiting else self._trainer.best_return
+        if reached is not None and reached > best:
+            self._waiting = reached, deepcopy(self._trainer.policy)
+        for _ in range(2):  # The second try is for the last iteration, which no other follows.
+            if self._waiting is not None:
+                with self._writer.attempt("best policy"):
+                    save_policy(self._waiting[1], self._directory / "best", trained_on(self._trainer.config))
+                    self._trainer.best_return, self._waiting = self._waiting[0], None
+
+    def save_checkpoint(self) -> None:
+        remedy = f": make room, then go on with esper train --resume {self._directory}"
+        with self._writer.attempt("checkpoint", remedy), self._writer.checkpoint() as mark:
+            save_state(self._trainer, self._directory, mark)
+
+
 def task_of(config: TrainingConfig) -> TaskSpec:
-    """Return the task preset with the horizon, slots and lifecycle rules of the training."""
+    """Return the task preset with the horizon, slots and lifecycle rules of the policy training."""
     task = preset_of(config, config.slots)
     check_capacity(task.num_slots, config.capacity or task.num_slots)
     varied = config.vary_slots or task.instances.vary_slots
@@ -38,7 +63,8 @@ def task_of(config: TrainingConfig) -> TaskSpec:
 
 
 def trained_on(config: TrainingConfig) -> TrainedOn:
-    """Return the description of the training that is saved with its policy."""
+    """Return the description of a policy training that is saved with the policy: task, slots, steps and
+    rent."""
     task = task_of(config)
     length = (task.num_slots, task.horizon)
     return TrainedOn(config.task, *length, config.rent, config.auto_forward, config.budget)
@@ -54,22 +80,25 @@ def train(
     """Train a policy to the last iteration; every process of a distributed run calls this function, and rank
     0 writes.
 
+    A run directory that cannot be written does not end the training (ADR 0044).
+
     Args:
-        config: Configuration of the training.
-        directory: Run directory; new, or that of the run to resume.
-        resume: Continue from the latest checkpoint in ``directory``.
-        refresh: Called whenever rows were written.
+        config: Configuration of the policy training.
+        directory: Run directory, which must be new unless the training is resumed.
+        resume: Whether to continue from the latest checkpoint in ``directory``.
+        refresh: Function that is called after rows were written.
 
     Raises:
-        CheckpointError: The run cannot be resumed.
-        FinishedRunError: The run to resume is complete.
-        PolicyDivergedError: The policy diverged; a checkpoint was saved before.
+        CheckpointError: The checkpoint is damaged, or does not match the run to resume.
+        FinishedRunError: The run to resume has no iterations left.
+        PolicyDivergedError: The policy diverged; a checkpoint was saved before the error was raised.
+        SaveError: The training is over, but rows, checkpoint or best policy could not be written.
     """
     with one_thread():
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
         mark = load_latest(trainer, config, directory) if resume else None
-        # Ranks are compared before rank 0 writes.
+        # Before rank 0 writes, all ranks must have the same number of finished iterations.
         _refuse(exchange.unlike_first(trainer.iteration), directory)
         if exchange.rank() != 0:
             journal.begin(exchange.from_first(0.0))
@@ -90,31 +119,23 @@ def train(
                     telemetry.emit(run)
             refresh()
 
-            def save_checkpoint() -> None:
-                with writer.checkpoint() as mark:
-                    save_state(trainer, directory, mark)
-
-            def save_best() -> None:
-                save_policy(trainer.policy, directory / "best", trained_on(config))
-
+            results = _Results(trainer, writer, directory)
             try:
                 for iteration in _iterations(trainer):
                     with writer.iteration(trainer.iteration, is_last=trainer.is_over):
                         telemetry.emit_iteration(iteration.rows, iteration.update)
                     refresh()
-                    reached = iteration.update.evaluation_return
-                    if reached is not None and reached > trainer.best_return:
-                        kept = _attempt(save_best, trainer, directory)
-                        trainer.best_return = reached if kept else trainer.best_return
+                    results.keep_if_best(iteration.update.evaluation_return)
                     if trainer.iteration % config.checkpoint_every == 0 or trainer.is_over:
-                        _attempt(save_checkpoint, trainer, directory)
+                        results.save_checkpoint()
             except PolicyDivergedError:
-                _attempt(save_checkpoint, trainer, directory)
+                results.save_checkpoint()
                 raise
 
 
 def _iterations(trainer: Trainer) -> Iterator[Iteration]:
-    """Run the remaining iterations; raise an error if the policies of two ranks differ after an iteration."""
+    """Run the remaining iterations; raise an error if the policy of some rank differs from that of rank 0
+    after an iteration."""
     for iteration in trainer:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
@@ -128,14 +149,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
 
 def _check_shared(directory: Path) -> None:
     """Raise an error if the run directory, which rank 0 has locked, is not visible to this rank."""
-    if exchange.world_size() == 1:
-        return
-    lock, nonce = directory / TELEMETRY / LOCK_FILE, uuid4().hex
-    if exchange.rank() == 0:
-        lock.write_text(nonce)
-    nonce = exchange.from_first(nonce)
-    seen = lock.read_text() if lock.exists() else None
-    _refuse(exchange.unlike_first(seen == nonce), directory)
+    _refuse(exchange.unlike_first(signature(directory / TELEMETRY)), directory)
 
 
 def _refuse(ranks: Sequence[int], directory: Path) -> None:
@@ -148,22 +162,6 @@ def _refuse(ranks: Sequence[int], directory: Path) -> None:
 
 def _listed(ranks: Sequence[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def _attempt(save: Callable[[], None], trainer: Trainer, directory: Path) -> bool:
-    """Save a checkpoint and return whether saving succeeded; a failure raises only at the end of the
-    training.
-    """
-    try:
-        save()
-    except SaveError as error:
-        intact = f"{error}; what was saved before is intact"
-        if trainer.is_over:
-            resume = f"esper train --resume {directory}"
-            raise SaveError(f"{intact}: make room, then go on with {resume}") from None
-        sys.stderr.write(f"esper: {intact}, and the training continues\n")
-        return False
-    return True
 
 
 def _begin(config: TrainingConfig, directory: Path, trainer: Trainer) -> RunRow:

@@ -1,4 +1,5 @@
-"""Provenance of a run: git revision, versions, machine and settings, and the row that records them."""
+"""Provenance of a run: git revision, library versions, machine and settings, and the run row that stores
+them."""
 
 import os
 import platform
@@ -17,7 +18,8 @@ LIBRARIES = ("torch", "numpy", "pydantic", "msgspec", "rich", "safetensors")
 
 
 def git_revision() -> str | None:
-    """Return the git revision, with ``-dirty`` if there are uncommitted changes; None outside a checkout."""
+    """Return the git revision of Esper, with ``-dirty`` if there are uncommitted changes; None outside a
+    checkout."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
@@ -28,7 +30,7 @@ def git_revision() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of Python, Esper and its numerical libraries."""
+    """Return the versions of Python, Esper and the libraries that Esper uses."""
     return {"python": platform.python_version(), **{name: version(name) for name in ("esper", *LIBRARIES)}}
 
 
@@ -47,8 +49,8 @@ def hardware() -> dict[str, Any]:
 def run_row(space: ActionSpace, **columns: Any) -> RunRow:
     """Return the run row of a run that starts now.
 
-    The function fills in provenance and the names behind all indices; ``columns`` are the remaining columns
-    of the run row.
+    This function fills in the provenance, and the names to which indices refer; ``columns`` are the other
+    columns of the run row.
     """
     return RunRow(
         schema_version=SCHEMA_VERSION,
@@ -67,6 +69,7 @@ def run_row(space: ActionSpace, **columns: Any) -> RunRow:
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the settings that differ, by name, each as (before, now); a missing setting counts as None."""
+    """Return the settings that differ between two configurations, by name, each as (before, now); a missing
+    setting counts as None."""
     pairs = {name: (before.get(name), now.get(name)) for name in (*before, *now)}
     return {name: (old, new) for name, (old, new) in pairs.items() if old != new}

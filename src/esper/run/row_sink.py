@@ -1,6 +1,6 @@
-"""Event sink of a run: rows are checked by the alert rules and then written.
+"""Event sink of a run: every row is checked by the alert rules, then written.
 
-An alert raises the level of detail for some epochs or iterations and writes a diagnostics file.
+An alert raises the level of detail of the next epochs or iterations, and writes a diagnostics file.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,15 @@ from esper.nissa.alert_rules import MACHINE_RULES
 from esper.nissa.writer import RunWriter
 
 REPLAYED: Final = (tables.EpisodeRow, tables.UpdateRow, tables.ResourceRow)
-"""Row types whose effect on the alert rules lasts beyond an iteration."""
+"""Row types that alert rules still read after the iteration in which the rows were written."""
 REPLAYED_EPISODE: Final = (tables.SeedRow, tables.TransitionRow, tables.ResourceRow)
-"""Row types whose effect on the alert rules lasts within an episode, for runs resumed within an episode."""
+"""Row types that alert rules read until the end of the episode; they are replayed when a run is resumed
+within an episode."""
 
 
 class RowSink:
-    """Event sink of a run: checks every row by the alert rules, and writes rows and alerts."""
+    """Event sink of a run: checks every row by the alert rules, and writes the row and the alerts that it
+    raises."""
 
     def __init__(self, run: tables.RunRow, writer: RunWriter) -> None:
         self._writer = writer
@@ -35,20 +37,20 @@ class RowSink:
         writer.on_resources = self._check_resources
 
     def _check_resources(self, row: tables.ResourceRow) -> None:
-        """Write the alerts raised by a resource row; the row itself is written by the writer."""
+        """Write the alerts that a resource row raises; the row itself is written by the run's writer."""
         for alert in self._watch.take(row):
             self._writer.emit(alert)
 
     def emit(self, row: tables.Row) -> None:
-        """Write one row of an episode, then the alerts that it raises."""
+        """Write one row of an episode, and the alerts that the row raises."""
         rows = [row, *self._watch.take(row)]
         self._pass_on(rows, rows, row, DETAIL_EPOCHS)
 
     def emit_iteration(self, collected: Sequence[tables.Row], update: tables.UpdateRow) -> None:
         """Write all rows of an iteration, in full detail if an alert about the whole run was raised.
 
-        Alerts about single episodes do not raise the level of detail: exploration produces many failing
-        seeds.
+        Alerts about single episodes do not raise the level of detail, because exploration produces many
+        failing seeds.
         """
         rows = [*collected, update]
         alerts = [alert for row in rows for alert in self._watch.take(row)]
@@ -58,7 +60,8 @@ class RowSink:
     def _pass_on(
         self, rows: Sequence[tables.Row], alerts: Sequence[tables.Row], last: tables.Row, span: int
     ) -> None:
-        """Write rows; alerts among ``alerts`` raise the level of detail for ``span`` epochs or iterations."""
+        """Write ``rows``; if one of ``alerts`` raises the level of detail, write the next ``span`` epochs or
+        iterations in full detail."""
         raised = [row for row in alerts if isinstance(row, tables.AlertRow) and _raises_detail(row)]
         if raised:
             self._left = span
@@ -70,7 +73,7 @@ class RowSink:
             self._left -= 1
 
     def _diagnose(self, raised: Sequence[tables.AlertRow], row: tables.Row) -> None:
-        """Write a diagnostics file with the alerts and the row that raised them."""
+        """Write a diagnostics file that has the raised alerts and the row that raised them."""
         first = raised[0]
         where = f"env{first.env}-episode{first.episode}-epoch{first.epoch}"
         name = where if first.iteration is None else f"iteration-{first.iteration:05d}"
@@ -78,7 +81,8 @@ class RowSink:
         self._writer.keep(f"diagnostics/{name}.json", msgspec.json.format(msgspec.json.encode(content)))
 
     def replay(self, directory: Path) -> None:
-        """Restore the state of the alert rules and the level of detail from the rows of a resumed run."""
+        """Restore the state of the alert rules and the level of detail from the rows that a resumed run has
+        written."""
         kinds = REPLAYED_EPISODE if self._run.iterations is None else REPLAYED
         rows = [row for kind in kinds for row in read_rows(directory, kind)]
         for row in sorted(rows, key=lambda row: row.t):
@@ -91,5 +95,5 @@ class RowSink:
 
 
 def _raises_detail(alert: tables.AlertRow) -> bool:
-    """Return whether the alert raises the level of detail; resource alerts do not."""
+    """Return whether the alert raises the level of detail; alerts about machine resources do not."""
     return alert.event == "raised" and alert.rule not in MACHINE_RULES

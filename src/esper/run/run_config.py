@@ -1,4 +1,5 @@
-"""Configuration of runs and trainings from flags, files and presets; all errors are reported at once."""
+"""Configuration of runs and policy trainings from flags, files and presets; all invalid settings are reported
+at once."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
-"""Settings that only one controller uses, with the name of that controller."""
+"""Settings that only one controller reads, with the name of that controller."""
 Names = Annotated[tuple[str, ...], Field(max_length=MOST_SLOTS)]
 
 
@@ -27,43 +28,46 @@ def _is_number(slots: tuple[str, ...]) -> bool:
 
 
 class ConfigError(EsperError):
-    """Error: one or more settings are invalid; the message lists all of them."""
+    """Error: one or more settings are invalid; the message lists all invalid settings."""
 
 
 class Settings(BaseModel):
-    """Base of the settings of a command: every field is a flag, and unknown keys are refused."""
+    """Base class of a command's settings: every field is a flag, and unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class RunConfig(Settings, EpisodeSettings):
     """Settings of ``esper run``: episodes of one growing network under one controller."""
 
-    controller: str = Field(
-        "heuristic", description="Controller: heuristic, counting, random, periodic, off, ppo."
-    )
-    rng_seed: int = Field(0, ge=0, lt=2**63, description="Root of every random stream; same seed, same run.")
-    episodes: int = Field(1, ge=1, le=MOST, description="Episodes, one after the other.")
-    slots: Names = Field(
-        (), description="Slots that may grow, by ids such as r0c0 r0c2; or a number, for a host with so many."
-    )
-    rotation: Names = Field((), description="Blueprints the heuristic tries, favourite first; else all.")
-    plan: str = Field(
-        "every:1:conv_heavy",
-        description="Schedule of the periodic controller: blueprint@slot:step,… or every:K[:blueprint,…].",
-    )
-    incubation_epochs: int | None = Field(
-        None, ge=0, le=MOST, description="Epochs before a seed is blended in; the preset's unless given."
-    )
-    checkpoint: Path | None = Field(None, description="Folder of a trained policy, for the ppo controller.")
-    against: Names = Field((), description="Controllers to run with the same rng seed and compare with.")
-    detail: Detail = Field("full", description="How much is written of every episode.")
-    out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
-    as_json: bool = Field(False, description="Print the result as JSON and nothing else.")
+    controller: str = "heuristic"
+    """Controller: heuristic, counting, random, periodic, off, ppo."""
+    rng_seed: int = Field(0, ge=0, lt=2**63)
+    """Root of every random stream; equal rng seeds give equal runs."""
+    episodes: int = Field(1, ge=1, le=MOST)
+    """Number of episodes, which run one after the other."""
+    slots: Names = ()
+    """Ids of the slots that may grow, such as r0c0 r0c2; or the number of slots of the host."""
+    rotation: Names = ()
+    """Blueprints that the heuristic tries, in this order; all unless given."""
+    plan: str = "every:1:conv_heavy"
+    """Schedule of the periodic controller: blueprint@slot:step,… or every:K[:blueprint,…]."""
+    incubation_epochs: int | None = Field(None, ge=0, le=MOST)
+    """Number of epochs of incubation before a seed is blended in; the preset's unless given."""
+    checkpoint: Path | None = None
+    """Folder of a trained policy, for the ppo controller."""
+    against: Names = ()
+    """Controllers to compare with; each runs with the same rng seed."""
+    detail: Detail = "full"
+    """Level of detail of the telemetry."""
+    out: Path | None = None
+    """Run directory; a new one below runs/ unless given."""
+    as_json: bool = False
+    """Print the result as JSON and nothing else."""
 
     @property
     def slot_count(self) -> int | None:
-        """Number of slots if ``slots`` is a number, None if it lists ids."""
+        """Number of slots if the setting ``slots`` is a number; None if it lists slot ids."""
         return int(self.slots[0]) if _is_number(self.slots) else None
 
     @field_validator("slots")
@@ -88,25 +92,25 @@ class RunConfig(Settings, EpisodeSettings):
 PRESETS: Final[Mapping[str, Mapping[str, object]]] = tomllib.loads(
     Path(__file__).with_name("presets.toml").read_text()
 )
-"""Settings of trainings by the name of the preset; a preset trains on one task."""
+"""Settings of policy trainings by name of the preset; each preset trains on one task."""
 
 MOST_BYTES: Final = 100_000
-"""Largest size of a configuration file."""
+"""Largest size of a configuration file in bytes."""
 Config = TypeVar("Config", bound=BaseModel)
 
 
 def training_config(
     preset: str | None, from_file: Mapping[str, object], given: Mapping[str, object]
 ) -> TrainingConfig:
-    """Return the configuration of a training.
+    """Return the configuration of a policy training, merged from preset, file and flags.
 
     Args:
-        preset: Name in ``PRESETS``, or None.
-        from_file: Settings of a configuration file; they override the preset.
-        given: Settings given as flags; they override the file.
+        preset: Name of a preset in ``PRESETS``, or None.
+        from_file: Settings of a configuration file, which override those of the preset.
+        given: Settings given as flags, which override those of the file.
 
     Raises:
-        UnknownNameError: There is no such preset.
+        UnknownNameError: There is no preset of this name.
         ConfigError: A setting is invalid, or the task is not the task of the preset.
     """
     if preset is not None and preset not in PRESETS:
@@ -133,12 +137,12 @@ def checked(kind: type[Config], settings: Mapping[str, object]) -> Config:
 
 
 def run_config(**settings: object) -> RunConfig:
-    """Return a validated ``RunConfig``."""
+    """Return a ``RunConfig`` with the given settings; raise ``ConfigError`` if a setting is invalid."""
     return checked(RunConfig, settings)
 
 
 def read_settings(path: Path) -> dict[str, object]:
-    """Return the settings of a TOML or JSON file."""
+    """Return the settings in a TOML or JSON file."""
     readers = {".toml": tomllib.loads, ".json": json.loads}
     if path.suffix not in readers:
         raise ConfigError(f"'{path}' must end in {' or '.join(readers)}")
@@ -146,7 +150,7 @@ def read_settings(path: Path) -> dict[str, object]:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"'{path}' is larger than a configuration: {path.stat().st_size:,} bytes")
         content = readers[path.suffix](path.read_text())
-        # encode() raises an error for lone surrogates.
+        # encode() raises an error for lone surrogates, which could not be written to a file.
         json.dumps(content, default=str, ensure_ascii=False).encode()
     except OSError as error:
         raise ConfigError(f"'{path}' cannot be read: {error.strerror}") from None

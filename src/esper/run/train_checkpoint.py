@@ -1,8 +1,8 @@
-"""Checkpoints of a training: a process killed at any moment leaves a complete checkpoint.
+"""Checkpoints of a policy training: a process killed at any time leaves a complete checkpoint.
 
-``DIR/checkpoints/iteration-N`` are checkpoints, and the pointer ``DIR/checkpoints/latest`` names the current
-one; the pointer is replaced after the new checkpoint is complete. A seal holds the digests of a checkpoint's
-files; a checkpoint that does not match its seal is refused.
+Folders ``DIR/checkpoints/iteration-N`` are checkpoints; the file ``DIR/checkpoints/latest`` has the name of
+the current one, and is replaced after a new checkpoint is complete. The seal of a checkpoint has the digests
+of its files; a checkpoint that does not match its seal is refused.
 """
 
 import re
@@ -24,17 +24,18 @@ from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.checkpoint import CheckpointError
 
 CONFIG_FILE = "config.json"
+CHECKPOINTS = "checkpoints"
 POINTER = "latest"
 STATE_NAME: Final = re.compile(r"iteration-[0-9]{5,}(-again)?")
 STATE_FILES: Final = (checkpoint.POLICY_FILE, checkpoint.SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
 
 
 class FinishedRunError(EsperError):
-    """Error: the run to resume has finished all its iterations."""
+    """Error: the run to resume has completed all its iterations."""
 
 
 class TrainProgress(msgspec.Struct):
-    """Schema of the progress file of a checkpoint."""
+    """Content of the file ``progress.json`` of a checkpoint."""
 
     iteration: Annotated[int, msgspec.Meta(ge=1)]
     best_return: float | None
@@ -46,13 +47,12 @@ class TrainProgress(msgspec.Struct):
 
 
 def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
-    """Write a new checkpoint, then replace the pointer to the current checkpoint, then remove the old
-    checkpoint.
-    """
-    folder = directory / "checkpoints"
+    """Write a new checkpoint, then make it the current checkpoint, then delete the old one."""
+    folder = directory / CHECKPOINTS
     name = f"iteration-{trainer.iteration:05d}"
     if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
-        # A run that ends within the iteration after a checkpoint saves the same iteration number again.
+        # A run that stops before it completes another iteration saves a second checkpoint with the same
+        # iteration number.
         name += "-again"
     trainer.save(folder / name, {"telemetry": mark})
     checkpoint.seal(folder / name, STATE_FILES)
@@ -63,25 +63,27 @@ def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
 
 
 def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> RowMark:
-    """Load the current checkpoint into ``trainer`` and return the mark of the last row written before it.
+    """Load the current checkpoint into ``trainer``, and return the position of the row writer at that
+    checkpoint.
 
-    A run killed before its first checkpoint starts from the beginning.
+    A run that was killed before its first checkpoint is resumed from the beginning.
 
     Args:
-        trainer: New trainer of the same configuration.
-        config: Configuration to resume with.
-        directory: Run directory.
+        trainer: New trainer with the configuration of the run.
+        config: Configuration of the resumed run, which must equal that of the checkpoint.
+        directory: Run directory of the training.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or does not match the configuration or the rows.
-        FinishedRunError: No iterations are left.
+        CheckpointError: The checkpoint is damaged, or does not match the configuration or the rows of the
+            run.
+        FinishedRunError: The run has no iterations left.
     """
     for row in read_rows(directory, RunRow)[:1]:
         before = checked(TrainingConfig, row.config).model_dump()
         changed = changed_settings(before, config.model_dump()).items()
         if different := [f"{name} was {old}, is {new}" for name, (old, new) in changed]:
             raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
-    state = _latest_state(directory / "checkpoints")
+    state = _latest_state(directory / CHECKPOINTS)
     if state is None:
         return RowMark(0, 0.0)
     checkpoint.check_seal(state, STATE_FILES)
@@ -99,8 +101,8 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
 
 
 def _latest_state(folder: Path) -> Path | None:
-    """Return the current checkpoint of a training; without a pointer, the newest complete checkpoint, or
-    None.
+    """Return the folder of the current checkpoint; if the file ``latest`` is missing, that of the newest
+    complete checkpoint, or None.
     """
     pointer = folder / POINTER
     if not pointer.exists():
@@ -124,8 +126,8 @@ def _progress_of(state: Path) -> TrainProgress:
 
 
 def _check_telemetry(mark: RowMark, directory: Path) -> None:
-    """Refuse to resume if rows before the checkpoint are missing, or rows after the checkpoint cannot be
-    removed.
+    """Raise an error if rows before the checkpoint are missing, or rows after the checkpoint cannot be
+    deleted.
     """
     found = row_files(directory / TELEMETRY)
     iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
@@ -140,7 +142,8 @@ def _check_telemetry(mark: RowMark, directory: Path) -> None:
 
 
 def config_of_run(directory: Path) -> TrainingConfig:
-    """Return the configuration of a training run, from the file written at its start."""
+    """Return the configuration of a policy training, from the file that was written at the start of its
+    run."""
     if not (directory / CONFIG_FILE).exists():
         raise RunDirectoryError(f"'{directory}' is no training run: it has no {CONFIG_FILE}")
     check_layout(directory / TELEMETRY)

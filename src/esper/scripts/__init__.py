@@ -1,1 +1,1 @@
-"""Command-line interface: parsing of flags and printing of results."""
+"""Command-line interface: parses flags, calls the other packages, and prints results."""

@@ -1,4 +1,5 @@
-"""``esper bench [NAME …]``: benchmarks of a source checkout with their limits."""
+"""``esper bench [NAME …]``: run the benchmarks of a source checkout and compare the measured values with
+their limits."""
 
 import json
 import sys
@@ -10,7 +11,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
@@ -24,13 +24,15 @@ _SUITE = "benchmarks"
 
 
 class BenchConfig(Settings):
-    """Measure what Esper's parts cost, each against a reference in the same process, one thread."""
+    """Measure the cost of Esper's components, each relative to a reference in the same process, on one
+    thread."""
 
-    as_json: bool = Field(False, description="Print the figures as JSON, and nothing else.")
+    as_json: bool = False
+    """Print the measurements as JSON, and nothing else."""
 
 
 def bench_command(args: Sequence[str]) -> None:
-    """Run the named benchmarks, such as environment_step, or all of them."""
+    """Run the benchmarks that are named on the command line, such as environment_step, or all benchmarks."""
     words, config = parse_words(BenchConfig, "esper bench [NAME …]", args, count=len(args))
     files = _files(words)
     failed = _run(files, quiet=config.as_json)
@@ -62,7 +64,7 @@ def _run(files: Sequence[Path], *, quiet: bool) -> bool:
     """Run the benchmark files by pytest and return whether a benchmark failed."""
     import pytest
 
-    sys.path.insert(0, str(ROOT))  # The package benchmarks is not installed with esper.
+    sys.path.insert(0, str(ROOT))  # The package ``benchmarks`` is not installed with Esper.
     selected = ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
     plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
     shown = ["--capture=no", "--no-header", "--tb=line", "--quiet"]

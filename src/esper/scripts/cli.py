@@ -1,4 +1,4 @@
-"""Entry point of ``esper COMMAND …``: calls the function of the command with its flags."""
+"""Entry point of ``esper COMMAND …``: calls the function of the command with the rest of the command line."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -9,18 +9,19 @@ from esper.scripts.guard import run_main
 
 COMMANDS = {
     "run": "Grow a network on a task and report what each seed contributed.",
-    "train": "Teach a policy to decide what grows.",
-    "eval": "Compare a trained policy with every control.",
+    "train": "Train a policy that decides what grows.",
+    "eval": "Compare a trained policy with all control arms.",
     "study": "Compare arms at equal compute: static sizes, controllers, policies.",
-    "watch": "Follow a running run, or show a finished one.",
-    "serve": "Show all runs of a folder on a live page.",
-    "report": "Show what a run came to, in one HTML file.",
+    "watch": "Show a run in the terminal, live while it is in progress.",
+    "serve": "Show all runs of a folder on a live page in the browser.",
+    "report": "Write the report of a run as one HTML file.",
     "runs": "List all runs with their state and score.",
-    "sql": "Ask a run's tables a question in SQL.",
-    "bench": "Measure what Esper's parts cost, each against a reference.",
-    "export": "Write a run's numbers for TensorBoard, Trackio or Weights & Biases.",
+    "sql": "Query the tables of a run in SQL.",
+    "bench": "Measure the run time of Esper's parts, each against a reference.",
+    "export": "Export a run to TensorBoard, Trackio or Weights & Biases.",
 }
-"""Summary of each command; ``esper.scripts.NAME_command.NAME_command`` runs it."""
+"""Summary of each command; the function ``esper.scripts.NAME_command.NAME_command`` executes the command
+``NAME``."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -1,4 +1,5 @@
-"""``esper eval CHECKPOINT``: comparison of a trained policy with every control on test rng seeds."""
+"""``esper eval CHECKPOINT``: comparison of a trained policy with three controls (heuristic, random, off) on
+test rng seeds."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,45 +14,45 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.karn.statistics import estimate, paired_difference
-from esper.run.arm import run_one_episode
-from esper.run.factories import build_task
+from esper.leyline.printable import printable
 from esper.run.run_config import RunConfig, Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import rent_potential
 from esper.simic.settings import MOST, MOST_SLOTS, Flops, Hardware, TaskName
 from esper.study.processes import in_processes
-from esper.tamiyo.policy.checkpoint import load_policy, read_training
-from esper.tamiyo.policy.observer import check_capacity
-from esper.tolaria.devices import DEFAULT_DEVICE, device_of
 from esper.tolaria.episode_report import EpisodeReport
-from esper.tolaria.seeding import TEST_SEEDS
 
 CONTROLS = ("heuristic", "random", "off")
 Reports = list[list[EpisodeReport]]
-"""Episode reports of one arm as ``[rng seed][episode]``."""
+"""Episode reports of one arm, indexed ``[rng seed][episode]``."""
 
 
 class EvaluationConfig(Settings, Hardware):
-    """Compare a trained policy with heuristic, random and off: test split, argmax, paired rng seeds.
+    """Compare a trained policy (argmax actions) with heuristic, random and off, on the test split with paired
+    rng seeds.
 
-    Task, slots, steps and rent are those of the policy's training unless given.
+    Task, slots, steps and rent default to those of the policy's training.
     """
 
-    task: TaskName = Field("digits_impaired", description="Task preset.")
-    slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Blocks and so slots of the host.")
-    steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode.")
-    budget: Flops | None = Field(None, description="FLOPs of an episode, such as 0.5T.")
-    rent: float = Field(
-        TrainingConfig.model_fields["rent"].default,
-        ge=0,
-        allow_inf_nan=False,
-        description="Price of a thousand grown parameters, in lead of 100 points.",
-    )
-    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
-    episodes: int = Field(20, ge=2, le=MOST, description="Rng seeds per controller, of one episode each.")
-    episodes_each: int = Field(1, ge=1, le=MOST, description="Episodes for each rng seed, whose mean counts.")
-    processes: int = Field(2, ge=1, le=1_000, description="Processes that share the episodes.")
+    task: TaskName = "digits_impaired"
+    """Task: a preset, or package.module:function that returns a task."""
+    slots: int | None = Field(None, ge=1, le=MOST_SLOTS)
+    """Number of blocks of the host, each with one slot."""
+    steps: int | None = Field(None, ge=1, le=MOST)
+    """Host epochs per episode."""
+    budget: Flops | None = None
+    """FLOPs of an episode, such as 0.5T."""
+    rent: float = Field(TrainingConfig.model_fields["rent"].default, ge=0, allow_inf_nan=False)
+    """Cost of 1,000 grown parameters, as a fraction of 100 points of score."""
+    auto_forward: bool = True
+    """Seeds change stage automatically; otherwise the op ADVANCE is needed."""
+    episodes: int = Field(20, ge=2, le=MOST)
+    """Number of rng seeds per controller."""
+    episodes_each: int = Field(1, ge=1, le=MOST)
+    """Episodes per rng seed; their mean score is reported."""
+    processes: int = Field(2, ge=1, le=1000)
+    """Number of processes that run the episodes."""
 
     @property
     def environments(self) -> int:
@@ -61,6 +62,8 @@ class EvaluationConfig(Settings, Hardware):
 def eval_command(args: Sequence[str]) -> None:
     needed = "the folder of a policy as its first word, such as runs/mine/best"
     words, asked = parse_words(EvaluationConfig, "esper eval CHECKPOINT", args, needed=needed)
+    from esper.tolaria.seeding import TEST_SEEDS
+
     checkpoint = Path(words[0])
     config, shared = _resolve(checkpoint, asked.model_dump(exclude_unset=True))
     arms = {name: {**shared, "controller": name} for name in ("ppo", *CONTROLS)}
@@ -74,9 +77,13 @@ def eval_command(args: Sequence[str]) -> None:
 
 
 def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConfig, dict[str, object]]:
-    """Return the configuration and the settings of all runs; print settings that differ from the policy's
-    training.
+    """Return the evaluation's configuration and the settings of all its runs; print how they differ from the
+    policy's training.
     """
+    from esper.run.factories import build_task
+    from esper.tamiyo.policy.checkpoint import load_policy, read_training
+    from esper.tamiyo.policy.observer import check_capacity
+
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
     length = {"steps": config.steps} if config.budget is None else {"budget": config.budget}
@@ -88,9 +95,10 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     asked |= {} if config.budget is None else {"budget": config.budget}
     if trained is None:
         said = f"the policy in '{checkpoint}' does not say what it was trained on; evaluated on"
-        print(f"esper: {said} {', '.join(f'{k} {v}' for k, v in asked.items())}", file=sys.stderr)
+        asked_text = ", ".join(f"{name} {value}" for name, value in asked.items())
+        print(printable(f"esper: {said} {asked_text}"), file=sys.stderr)
     elif different := trained.differences(**asked, auto_forward=config.auto_forward):
-        print(f"esper: evaluated on {different}", file=sys.stderr)
+        print(printable(f"esper: evaluated on {different}"), file=sys.stderr)
     return config, shared
 
 
@@ -100,20 +108,23 @@ def run_arms(
     *,
     episodes: int = 1,
     processes: int = 1,
-    devices: Sequence[str] = (DEFAULT_DEVICE.name,),
+    devices: Sequence[str] = ("cpu",),
 ) -> dict[str, Reports]:
-    """Run the same episodes in every arm.
+    """Run episodes of every arm with the same rng seeds, and return their reports.
 
     Args:
-        arms: Settings of a ``RunConfig`` by the name of the arm.
-        rng_seeds: Rng seeds of the paired runs; seed ``i`` runs on device ``i`` modulo the number of devices.
-        episodes: Episodes of each rng seed.
-        processes: Processes that share the episodes.
-        devices: Devices of the hosts.
+        arms: Settings of each arm's ``RunConfig``, by name of the arm.
+        rng_seeds: Rng seeds that all arms run with; rng seed number ``i`` runs on device ``i`` modulo the
+            number of devices.
+        episodes: Number of episodes per rng seed.
+        processes: Number of processes that share the episodes.
+        devices: Devices on which hosts are trained.
 
     Returns:
-        The reports of each arm as ``[rng seed][episode]``.
+        Episode reports by name of the arm, indexed ``[rng seed][episode]``.
     """
+    from esper.tolaria.devices import device_of
+
     jobs = [
         (arm, run_config(**settings, rng_seed=rng_seed, episodes=episodes, devices=(device.name,)))
         for arm, settings in arms.items()
@@ -125,11 +136,14 @@ def run_arms(
 
 
 def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], list[EpisodeReport]]:
+    from esper.run.arm import run_one_episode
+
     return (arm, config.rng_seed), [run_one_episode(config, number) for number in range(config.episodes)]
 
 
 def comparison_table(results: Mapping[str, Reports], rent: float) -> Table:
-    """Return test scores, before and after rent, with 95 % intervals and the paired leads of the policy."""
+    """Return a table of test scores, before and after rent, with 95 % intervals and paired differences from
+    the policy."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("controller", "test score", "ppo ahead by", "params", "after rent", "ppo ahead by"):
         table.add_column(heading, justify="left" if heading == "controller" else "right")
@@ -142,16 +156,16 @@ def comparison_table(results: Mapping[str, Reports], rent: float) -> Table:
 
 
 def _means(results: Mapping[str, Reports], value: Callable[[EpisodeReport], float]) -> dict[str, list[float]]:
-    """Return one number per arm and rng seed: the mean over the episodes of that rng seed."""
+    """Return, for each arm and each of its rng seeds, the mean of ``value`` over the episodes."""
     return {arm: [fmean(map(value, episodes)) for episodes in own] for arm, own in results.items()}
 
 
 def _after_rent(report: EpisodeReport, rent: float) -> float:
-    """Return the test score minus ``rent`` per thousand grown parameters, on a scale from 0 to 100."""
+    """Return the test score, from 0 to 100, minus ``rent`` per thousand grown parameters."""
     return report.test_score + 100.0 * float(rent_potential(report.params - report.host_params, rent))
 
 
 def _mean_and_lead(scores: Mapping[str, Sequence[float]], arm: str) -> tuple[str, str]:
-    """Return the mean of the arm and the paired lead of the policy over it."""
+    """Return the mean score of an arm, and the paired difference of the policy's score from it, as text."""
     lead = "" if arm == "ppo" else str(paired_difference(scores["ppo"], scores[arm]))
     return str(estimate(scores[arm])), lead

@@ -1,6 +1,7 @@
-"""``esper export RUN``: metrics of a run for other tools, once or until the run ends.
+"""``esper export RUN``: write metrics of a run for TensorBoard, Trackio or Weights & Biases, once or until
+the run ends.
 
-The command only reads the run directory; the training process is not involved.
+The export only reads the run directory; the training process is not involved.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Final, Literal
 
 from pydantic import Field, model_validator
 
-from esper.karn.run import Run, State, open_run
+from esper.karn.run import Run, open_run
+from esper.karn.stored_rows import State
+from esper.leyline.printable import printable
 from esper.leyline.rows import Row, RunRow
 from esper.nissa.exporters.points import ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
@@ -31,14 +34,16 @@ ENDINGS: Final = {
 
 
 class ExportConfig(Settings):
-    """Write a run's numbers for TensorBoard, Trackio or Weights & Biases."""
+    """Write the metrics of a run for TensorBoard, Trackio or Weights & Biases."""
 
-    to: Literal["tensorboard", "trackio", "wandb"] = Field("tensorboard", description="Tool to write for.")
-    out: Path | None = Field(
-        None, description="Directory to write to; RUN/export/TOOL unless given, for trackio its usual one."
-    )
-    project: str = Field("esper", min_length=1, description="Project in trackio or wandb.")
-    follow: bool = Field(False, description="Go on until the run has ended; end earlier with Ctrl-C.")
+    to: Literal["tensorboard", "trackio", "wandb"] = "tensorboard"
+    """Format of the export: the tool that reads it."""
+    out: Path | None = None
+    """Output directory; RUN/export/TOOL unless given, and trackio's own directory for trackio."""
+    project: str = Field("esper", min_length=1)
+    """Name of the project in trackio or wandb."""
+    follow: bool = False
+    """Export new rows until the run has ended; Ctrl-C ends the export earlier."""
 
     @model_validator(mode="after")
     def _settings_have_an_effect(self) -> ExportConfig:
@@ -57,14 +62,14 @@ def export_command(args: Sequence[str]) -> None:
         if config.follow:
             wait_for_its_row(run)
         with closing(make_exporter(run, config)) as exporter:
-            print(f"exporting {run.path}; see it with: {exporter.view}", flush=True)
+            print(printable(f"exporting {run.path}; see it with: {exporter.view}"), flush=True)
             for state, rows in looks(run, follow=config.follow):
                 for points in (points_of(row, run.row) for row in rows):
                     exporter.take(points)
                     exported[points.table] += 1
                 exporter.flush()
                 ending = ENDINGS[state]
-    except KeyboardInterrupt:  # Ctrl-C is the usual way to end --follow.
+    except KeyboardInterrupt:  # Ctrl-C is the usual way to end ``--follow``.
         ending = "interrupted"
     except OSError as error:
         raise ExportError(f"the export cannot be written: {error.strerror}") from error
@@ -73,13 +78,13 @@ def export_command(args: Sequence[str]) -> None:
 
 
 def wait_for_its_row(run: Run) -> None:
-    """Wait until the run row is written or the run has ended."""
+    """Wait until the run row is written, or the run has ended."""
     while run.state == "running" and not run.rows(RunRow):
         time.sleep(POLL_SECONDS)
 
 
 def make_exporter(run: Run, config: ExportConfig) -> TensorBoardExporter | TrackerExporter:
-    """Return the exporter for the chosen tool, with its output opened."""
+    """Return the exporter for the chosen format, with its output opened."""
     out = config.out or run.path / "export" / config.to
     match config.to:
         case "tensorboard":
@@ -91,10 +96,11 @@ def make_exporter(run: Run, config: ExportConfig) -> TensorBoardExporter | Track
 
 
 def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
-    """Yield the state of a run and its new rows, once or repeatedly until the run has ended."""
+    """Yield the state of a run with its new rows: once, or with ``follow`` repeatedly until the run has
+    ended."""
     last: dict[type[Row], Row] = {}
     while True:
-        # The state is read before the rows, because a run that has ended has written all rows.
+        # The state of the run is read before its rows, because a run that has ended has written all its rows.
         state = run.state
         yield state, [row for row_type in exported_types(run.row) for row in new_rows(run, row_type, last)]
         if state != "running" or not follow:
@@ -103,7 +109,8 @@ def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
 
 
 def new_rows(run: Run, row_type: type[Row], lasts: dict[type[Row], Row]) -> list[Row]:
-    """Return the rows of a table written since the last call, and update ``lasts``."""
+    """Return the rows of one type that were written since the last call; ``lasts`` keeps the last row of each
+    type."""
     last = lasts.get(row_type)
     since = ("t >= ?", [last.t]) if last is not None else (None, [])
     rows = sorted(run.rows(row_type, *since), key=lambda row: row.t)

@@ -20,20 +20,20 @@ from esper.simic.settings import Hardware
 def parse_words(
     kind: type[Config], prog: str, args: Sequence[str], *, count: int = 1, needed: str = ""
 ) -> tuple[list[str], Config]:
-    """Parse positional words and flags of a command.
+    """Parse the positional arguments and flags of a command.
 
     Args:
-        kind: Configuration class whose fields are the flags; its docstring is the text of ``--help``.
-        prog: Usage line of the command.
-        args: Words of the command line after the command.
-        count: Largest number of positional words on the command line.
-        needed: Description of the positional words if all are required, for the error message.
+        kind: Configuration class whose fields are the flags; its docstring is printed by ``--help``.
+        prog: Usage line of the command, such as ``esper eval CHECKPOINT``.
+        args: Command-line arguments after the name of the command.
+        count: Largest number of positional arguments.
+        needed: Description of the positional arguments if they are required, for the error message.
 
     Returns:
-        The positional words and the configuration.
+        The positional arguments, and the configuration made from the flags.
 
     Raises:
-        EsperError: Required words are missing, or a flag or setting is invalid.
+        EsperError: A required positional argument is missing, or a flag or setting is invalid.
     """
     words = list(takewhile(lambda word: not word.startswith("-"), args[:count]))
     given = parse_flags(kind.model_fields, prog, kind.__doc__, args[len(words) :])
@@ -49,23 +49,24 @@ def parse_flags(
     args: Sequence[str],
     renamed: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Parse flags into settings; ``as_json`` has the flag --json.
+    """Parse flags into settings; the field ``as_json`` has the flag ``--json``.
 
-    Only flags that occur in ``args`` are returned, so that files and defaults can supply the rest. A value of
-    the wrong type is returned as text, so that ``checked`` can report all errors at once.
+    Only settings whose flags occur in ``args`` are returned, so that files and defaults can supply the
+    others. A flag's value of the wrong type is returned as text, so that ``checked`` can report all errors at
+    once.
 
     Args:
-        fields: Fields of a configuration class, by name; each is a flag.
+        fields: Fields of a configuration class, by name; every field is a flag.
         prog: Name of the command, for usage and error messages.
-        description: Text of ``--help``.
-        args: Words of the command line after the command.
-        renamed: Other flag names, by field.
+        description: Text that ``--help`` prints before the flags.
+        args: Command-line arguments after the name of the command.
+        renamed: Names of flags that differ from the name of their field, by field.
 
     Returns:
-        The given settings, by name.
+        The settings that were given as flags, by name of the field.
 
     Raises:
-        ConfigError: A flag is unknown or a word is unexpected.
+        ConfigError: A flag is unknown, or there is an unexpected positional argument.
     """
     parser = _Parser(prog=prog, usage=f"{prog} [flags]", description=description, allow_abbrev=False)
     for name, field in fields.items():
@@ -77,7 +78,7 @@ def parse_flags(
 
 
 def say_where(config: Hardware) -> None:
-    """Print the devices of the environments, unless all of them run on the CPU."""
+    """Print the devices of all environments, unless all environments run on the CPU."""
     if config.devices != Hardware().devices:
         from esper.tolaria.devices import describe_map
 
@@ -98,7 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:
-    """Add one flag to the parser; flags that are not given are missing in the parsed values."""
+    """Add one flag to the parser; a flag that is not given has no entry in the parsed values."""
     kind = field.annotation
     default = " ".join(field.default) if isinstance(field.default, tuple) else field.default
     shown = "" if default in (None, "") else f" (default: {default})"
@@ -114,7 +115,7 @@ def _add(parser: _Parser, name: str, flag: str, field: FieldInfo) -> None:
 
 
 def _hyphenated(word: str) -> str:
-    """Return ``--rng-seed=1`` for ``--rng_seed=1``."""
+    """Replace underscores in the name of a flag by hyphens: ``--rng_seed=1`` becomes ``--rng-seed=1``."""
     flag, equals, value = word.partition("=")
     return (flag.replace("_", "-") if flag.startswith("--") else flag) + equals + value
 
@@ -127,7 +128,8 @@ def _typed(kind: Any, written: Any) -> Any:
 
 
 def _is_a(wanted: type, kind: Any) -> bool:
-    """Return whether a type annotation is ``wanted``, ``wanted[…]``, or a union with one of them."""
+    """Return whether the annotation ``kind`` is ``wanted``, ``wanted[…]``, or a union that includes one of
+    them."""
     choices = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     return any(choice is wanted or get_origin(choice) is wanted for choice in choices)
 

@@ -1,4 +1,4 @@
-"""Start of a training in several processes by torchrun."""
+"""Start of a policy training in several processes by torchrun."""
 
 import logging
 import os
@@ -12,33 +12,35 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from esper.files.atomic_write import write_durably
 from esper.leyline.errors import EsperError
+from esper.scripts.parent_process import PARENT_VARIABLE
 from esper.simic.config import TrainingConfig
 
 SENTENCES_VARIABLE = "ESPER_SENTENCES"
-"""Environment variable: folder in which each process writes its error message."""
+"""Environment variable with the folder in which each process writes its error message."""
 LOST_OTHERS = 3
-"""Exit code of a process that ended because another process was lost."""
+"""Exit code of a process that ended because another process of the training was lost."""
 
 
 def launch(config: TrainingConfig, directory: Path, processes: int, *, resume: bool) -> None:
-    """Start the training in several processes by torchrun (see ``worker.py``) and wait for its end.
+    """Start a policy training in several processes by torchrun (see ``worker.py``) and wait until it ends.
 
     Args:
-        config: Configuration of the training.
-        directory: Run directory.
-        processes: Number of processes.
-        resume: Continue from the latest checkpoint in ``directory``.
+        config: Configuration of the policy training.
+        directory: Run directory of the training.
+        processes: Number of processes to start.
+        resume: Whether to continue from the latest checkpoint in ``directory``.
 
     Raises:
-        EsperError: A process failed.
-        KeyboardInterrupt: A signal stopped the processes.
+        EsperError: A process of the training failed.
+        KeyboardInterrupt: A signal such as SIGINT stopped the processes.
     """
     with tempfile.TemporaryDirectory() as folder, _lent_to_torchrun():
         file, sentences = Path(folder) / "config.json", Path(folder) / "sentences"
-        file.write_text(config.model_dump_json())
+        write_durably(file, config.model_dump_json().encode())
         sentences.mkdir()
-        os.environ[SENTENCES_VARIABLE] = str(sentences)
+        os.environ |= {SENTENCES_VARIABLE: str(sentences), PARENT_VARIABLE: str(os.getpid())}
         words = ["--standalone", f"--nproc-per-node={processes}", "-m", "esper.scripts.train", "ppo"]
         words += ["--resume", str(directory)] if resume else ["--config", str(file), "--out", str(directory)]
         try:
@@ -53,7 +55,8 @@ def launch(config: TrainingConfig, directory: Path, processes: int, *, resume: b
 
 @contextmanager
 def _lent_to_torchrun() -> Iterator[None]:
-    """Silence the log of torchrun; restore environment, log level and signal handlers afterwards."""
+    """Silence the log of torchrun inside the context; restore environment, log level and signal handlers on
+    exit."""
     environment, log = dict(os.environ), logging.root.manager.disable
     taken = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
     handlers = {number: signal.getsignal(number) for number in taken}
@@ -70,7 +73,7 @@ def _lent_to_torchrun() -> Iterator[None]:
 
 
 def _end_of(error: ChildFailedError, processes: int) -> str:
-    """Return a description of the process that ended without an error message."""
+    """Return a sentence about the process that failed without writing an error message."""
     rank, failure = min(error.failures.items(), key=lambda item: item[1].exitcode == LOST_OTHERS)
     if failure.exitcode < 0:
         return f"process {rank} of {processes} was ended by {failure.signal_name()}"

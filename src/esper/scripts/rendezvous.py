@@ -1,7 +1,8 @@
-"""Rendezvous backend of ``torchrun --rdzv-backend=esper``: c10d of torch with clear error messages.
+"""Rendezvous backend of ``torchrun --rdzv-backend=esper``: the c10d backend of torch, with clear error
+messages.
 
-Torchrun finds the backend by the entry point ``torchrun.handlers`` and runs it before any process of Esper
-starts, so only the backend can report machines that never connect.
+Torchrun finds the rendezvous backend by the entry point ``torchrun.handlers`` and runs it before any process
+of Esper starts, so only the backend can report machines that never connect.
 """
 
 from collections.abc import Callable
@@ -12,12 +13,13 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handl
 
 
 def handler() -> Callable[[rendezvous.RendezvousParameters], rendezvous.RendezvousHandler]:
-    """Return the factory that torchrun registers for the entry point."""
+    """Return the function that creates the rendezvous handler, for torchrun's entry point."""
     return create
 
 
 def create(params: rendezvous.RendezvousParameters) -> rendezvous.RendezvousHandler:
-    """Return a c10d rendezvous handler that exits with a sentence and code 1 if the rendezvous fails."""
+    """Return a c10d rendezvous handler that prints one sentence and exits with code 1 if the rendezvous
+    fails."""
     try:
         backend, store = create_backend(params)
     except rendezvous.RendezvousConnectionError as error:

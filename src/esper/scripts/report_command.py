@@ -1,4 +1,4 @@
-"""``esper report RUN``: results of a run in one HTML file."""
+"""``esper report RUN``: write the results of a run to one HTML file."""
 
 import shlex
 from collections.abc import Sequence
@@ -7,24 +7,28 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from esper.karn.report import render_report
+from esper.files.atomic_write import SaveError, write_durably
+from esper.files.row_files import check_outside_runs
+from esper.karn.report import GENERATOR, render_report
 from esper.karn.run import open_run
 from esper.leyline import EsperError, RunRow
+from esper.leyline.printable import printable
 from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig
 
 FILE_NAME = "report.html"
 _NO_SETTING = ("out", "as_json")
-"""Settings of output, which the reproduction command leaves out because they do not change results."""
+"""Settings of the output, which do not change results; the command that repeats a run omits them."""
 _ALWAYS = ("task", "controller", "rng_seed")
-"""Settings that the reproduction command lists even if they have their default."""
+"""Settings that are always part of the command that repeats a run, even if they have their default value."""
 
 
 class ReportConfig(Settings):
-    """Show what a run came to, in one HTML file that needs nothing else."""
+    """Write the results of a run to one HTML file that needs no other file."""
 
-    against: tuple[Path, ...] = Field((), description="Directories of runs to compare with.")
+    against: tuple[Path, ...] = ()
+    """Directories of other runs that the report compares this run with."""
     out: Path | None = Field(None, description=f"File to write; else {FILE_NAME} in the run's directory.")
 
 
@@ -32,14 +36,26 @@ def report_command(args: Sequence[str]) -> None:
     needed = "the directory of a run as its first word, such as runs/mine"
     words, config = parse_words(ReportConfig, "esper report RUN", args, needed=needed)
     run = open_run(words[0])
-    page = render_report(run, [open_run(path) for path in config.against], reproduction(run.row))
     out = config.out or Path(words[0]) / FILE_NAME
+    _check_replaceable(out)
+    page = render_report(run, [open_run(path) for path in config.against], reproduction(run.row))
     try:
-        out.write_text(page, encoding="utf-8")
-    except OSError as error:
-        reason = f"{error.strerror}; choose another file with --out"
-        raise EsperError(f"'{out}' cannot be written: {reason}") from None
-    print(f"report saved in {out}")
+        write_durably(out, page.encode())
+    except SaveError as error:
+        raise SaveError(f"{error}; choose another file with --out") from None
+    print(f"report saved in {printable(str(out))}")
+
+
+def _check_replaceable(out: Path) -> None:
+    """Raise ``EsperError`` if the report would replace anything but an empty file or an earlier report."""
+    check_outside_runs(out)
+    found = "is a link" if out.is_symlink() else "is not a file"
+    if not out.is_symlink() and (out.is_file() or not out.exists()):
+        content = out.read_bytes() if out.exists() else b""
+        if not content or GENERATOR.encode() in content:
+            return
+        found = "is not a report"
+    raise EsperError(f"'{out}' {found}, and is not replaced; move it away, or choose another file with --out")
 
 
 def reproduction(row: RunRow) -> str | None:

@@ -1,23 +1,9 @@
-"""``esper run``: grow a network on a task, show its progress, and print a table of results."""
+"""``esper run``: grow a network on a task, show the progress, and print a table of results."""
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 
-from rich.console import Console
-
-from esper.karn import summary
-from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
-from esper.karn.run import Run, open_run
-from esper.karn.seed_histories import SeedHistory, seed_histories
-from esper.karn.terminal import TerminalView
-from esper.leyline.rows import EpisodeRow, RunRow, SeedRow, TransitionRow
-from esper.run.arm import check_names, free_directory, run_arm
-from esper.run.factories import build_task
 from esper.run.run_config import RunConfig, checked
-from esper.scripts.flags import parse_flags, say_where
-from esper.tamiyo.policy.checkpoint import read_training
+from esper.scripts.flags import parse_flags
 
 DESCRIPTION = "Grow a network on a task and report what each seed contributed."
 
@@ -29,66 +15,17 @@ def run_command(
     renamed: dict[str, str] | None = None,
     controller: str | None = None,
 ) -> None:
-    """Parse the flags of ``esper run`` and run.
+    """Parse the flags of ``esper run``, run the episodes, and print the results.
 
     Args:
-        args: Words of the command line after the command.
+        args: Command-line arguments after the name of the command.
         prog: Name of the command, for usage and error messages.
-        renamed: Other flag names, by setting.
-        controller: Fixed controller; ``--controller`` is then no flag.
+        renamed: Names of flags that differ from the name of their setting, by setting.
+        controller: Name of the only allowed controller; if given, there is no flag ``--controller``.
     """
     fixed = {} if controller is None else {"controller": controller}
     fields = {name: field for name, field in RunConfig.model_fields.items() if name not in fixed}
-    run(checked(RunConfig, parse_flags(fields, prog, DESCRIPTION, args, renamed) | fixed))
+    config = checked(RunConfig, parse_flags(fields, prog, DESCRIPTION, args, renamed) | fixed)
+    from esper.scripts.run_results import run
 
-
-def run(config: RunConfig) -> None:
-    """Run the chosen controller and its controls, then print the results."""
-    check_names(config)
-    say_where(config)
-    _say_what_the_policy_was_not_trained_on(config)
-    base = config.out or free_directory(f"{config.task}-{config.controller}-seed{config.rng_seed}")
-    console = Console()
-    arms: dict[str, Run] = {}
-    for controller in (config.controller, *config.against):
-        directory = base / controller if config.against else base
-        with nullcontext() if config.as_json else TerminalView(directory, console) as view:
-            run_arm(config, controller, directory, refresh=view.refresh if view else lambda: None)
-        arms[controller] = open_run(directory)
-    if config.as_json:
-        found = {
-            name: {"directory": str(run.path), "episodes": [summary.as_json(*one) for one in _episodes(run)]}
-            for name, run in arms.items()
-        }
-        print(json.dumps(found, indent=2))
-    else:
-        _print_tables(arms, console)
-
-
-def _say_what_the_policy_was_not_trained_on(config: RunConfig) -> None:
-    trained = read_training(config.checkpoint) if config.checkpoint else None
-    task = build_task(config)
-    asked = {"task": config.task, "slots": task.num_slots, "steps": task.horizon}
-    if trained and (different := trained.differences(**asked, auto_forward=config.auto_forward)):
-        print(f"esper: the policy decides on {different}", file=sys.stderr)
-
-
-def _episodes(run: Run) -> Iterator[tuple[RunRow, EpisodeRow, list[SeedHistory]]]:
-    """Yield run row, episode row and seed histories of each episode."""
-    for episode in run.rows(EpisodeRow):
-        own = THIS_EPISODE, EpisodeKey.of(episode)
-        seeds, moves = run.rows(SeedRow, *own), run.rows(TransitionRow, *own)
-        yield run.row, episode, seed_histories(run.row, episode.epoch, seeds, moves)
-
-
-def _print_tables(arms: dict[str, Run], console: Console) -> None:
-    for run in arms.values():
-        for episode in _episodes(run):
-            console.print()
-            console.print(summary.episode_summary(*episode))
-    if len(arms) > 1:
-        console.print()
-        console.print(summary.comparison([(name, run.rows(EpisodeRow)[-1]) for name, run in arms.items()]))
-    console.print()
-    for run in arms.values():
-        print(f"run saved in {run.path} (telemetry/, model/)")
+    run(config)

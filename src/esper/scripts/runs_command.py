@@ -4,22 +4,18 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field
-from rich.console import Console
-
 from esper.karn import runs
 from esper.leyline.errors import EsperError
+from esper.leyline.printable import printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
-WIDEST = 100_000
-"""Width of the console in columns, so large that no line is cut."""
-
 
 class RunsConfig(Settings):
-    """List the runs below a folder, runs/ unless another one is named."""
+    """List the runs below a folder; the default folder is runs/."""
 
-    as_json: bool = Field(False, description="Print the list as JSON.")
+    as_json: bool = False
+    """Print the list as JSON."""
 
 
 def runs_command(args: Sequence[str]) -> None:
@@ -27,19 +23,13 @@ def runs_command(args: Sequence[str]) -> None:
     folder = Path(*words or ["runs"])
     if words and not folder.is_dir():
         raise EsperError(f"there is no folder '{folder}'")
-    found = [runs.listed(path) for path in runs.find_runs(folder)]
+    paths = list(runs.find_runs(folder))
+    found = map(runs.listed, paths)
     if config.as_json:
         print(json.dumps([runs.as_json(run) for run in found], indent=1))
-    elif found:
-        _print_list(found)
+    elif paths:
+        width = max(len(printable(str(path))) for path in paths)
+        for line in runs.list_lines(found, width):
+            print(line, flush=True)
     else:
-        print(f"there are no runs in '{folder}'")
-
-
-def _print_list(found: Sequence[runs.ListedRun]) -> None:
-    """Print one line per run, then the problems of damaged runs."""
-    console = Console(width=WIDEST)
-    console.print(runs.table_of(found))
-    for run in found:
-        if run.problem is not None:
-            console.print(f"damaged: {run.problem}", soft_wrap=True, markup=False, highlight=False)
+        print(printable(f"there are no runs in '{folder}'"))

@@ -1,4 +1,4 @@
-"""``esper serve DIR``: live web page over all runs of a folder."""
+"""``esper serve DIR``: live web page that shows all runs below a folder."""
 
 import sys
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import Field
 
 from esper.leyline.errors import EsperError
+from esper.leyline.printable import printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
@@ -15,15 +16,14 @@ NEEDED = ("starlette", "uvicorn")
 
 
 class ServeConfig(Settings):
-    """Show all runs below a folder on a page in your browser, live. Nothing leaves this machine."""
+    """Show all runs below a folder on a live web page in your browser. No data leave this machine."""
 
-    host: str = Field(
-        "127.0.0.1",
-        min_length=1,
-        description="Address to listen at; 0.0.0.0 lets other machines in, who need the token.",
-    )
-    port: int = Field(8377, ge=0, le=65535, description="Port to listen at; 0 is any that is free.")
-    token: bool = Field(False, description="Ask for a token on this machine too, if others use it.")
+    host: str = Field("127.0.0.1", min_length=1)
+    """Address to listen at; with 0.0.0.0 other machines can connect if they have the token."""
+    port: int = Field(8377, ge=0, le=65535)
+    """Port to listen at; 0 selects a free port."""
+    token: bool = False
+    """Also require the token from browsers on this machine."""
 
 
 def serve_command(args: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ def serve_command(args: Sequence[str]) -> None:
     listener = listen(config.host, config.port)
     entrance = access(config.host, listener.getsockname()[1], ask_for_token=config.token)
     found = "1 run" if len(folder.runs()) == 1 else f"{len(folder.runs())} runs"
-    print(f"esper: {found} in {words[0]}, at {entrance.url}  (Ctrl+C ends it)", flush=True)
+    print(f"esper: {found} in {printable(words[0])}, at {entrance.url}  (Ctrl+C ends it)", flush=True)
     try:
         serve(folder, entrance, listener)
     except KeyboardInterrupt:

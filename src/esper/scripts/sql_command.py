@@ -17,6 +17,7 @@ from rich.text import Text
 from esper.karn import notation
 from esper.karn.run import SqlAnswer, answer_query, open_run
 from esper.leyline.errors import EsperError
+from esper.leyline.printable import printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
@@ -25,11 +26,12 @@ PROGRAM = 'esper sql RUN "select …"'
 NUMBERS = ("BIGINT", "DOUBLE", "INTEGER", "HUGEINT", "FLOAT", "DECIMAL", "UBIGINT")
 SECONDS = 60.0
 MAX_LINES = 100
-"""Default number of rows in a printed table."""
+"""Default largest number of rows in a printed result of a query."""
 
 
 class SqlConfig(Settings):
-    """Ask a run's tables, which docs/metrics.md describes, and the view 'decisions' with names."""
+    """Query the tables of a run (see docs/metrics.md) and the view 'decisions', which has names in place of
+    indices."""
 
     limit: int | None = Field(
         None,
@@ -37,8 +39,10 @@ class SqlConfig(Settings):
         le=1_000_000_000,
         description=f"Most rows to print. Unless given, a table has {MAX_LINES}; JSON and CSV have all.",
     )
-    as_json: bool = Field(False, description="Print columns, types and rows as JSON.")
-    as_csv: bool = Field(False, description="Print comma-separated values with a line of names.")
+    as_json: bool = False
+    """Print columns, types and rows as JSON."""
+    as_csv: bool = False
+    """Print comma-separated values, with the column names in the first line."""
 
 
 def sql_command(args: Sequence[str]) -> None:
@@ -56,14 +60,12 @@ def sql_command(args: Sequence[str]) -> None:
         found = answer_query(open_run(run_dir).path, query, most)
     finally:
         timer.cancel()
-        timer.join()  # A thread that is alive at exit makes duckdb print warnings.
+        timer.join()  # duckdb prints warnings if a thread is still alive at exit.
     _print_answer(found, config)
 
 
 def _give_up() -> None:
-    """End the process at the time limit of a query, because some database operations cannot be
-    interrupted.
-    """
+    """End the process at the time limit of a query; some database operations cannot be interrupted."""
     print(f"esper: the query took longer than {SECONDS:g} s; ask for less", file=sys.stderr)
     os._exit(USAGE_ERROR)
 
@@ -73,23 +75,30 @@ def _print_answer(found: SqlAnswer, config: SqlConfig) -> None:
         print(json.dumps(msgspec.structs.asdict(found)))
     elif config.as_csv:
         lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(found.columns)
+        lines.writerow(map(_csv_cell, found.columns))
         for row in found.rows:
-            lines.writerow([json.dumps(v) if isinstance(v, list | dict) else v for v in row])
+            lines.writerow(map(_csv_cell, row))
     else:
         _print_for_people(found, Console())
     if found.note:
         print(f"esper: {found.note}; --limit sets how many", file=sys.stderr)
 
 
+def _csv_cell(value: object) -> object:
+    """Return a value for the CSV writer; text for a terminal is escaped, text for a file is not."""
+    if isinstance(value, list | dict):
+        return json.dumps(value)
+    return printable(value) if isinstance(value, str) and sys.stdout.isatty() else value
+
+
 def _print_for_people(found: SqlAnswer, console: Console) -> None:
-    """Print a table if it fits the console, otherwise one block per row."""
+    """Print the result of a query as a table if it fits the console, otherwise as one block per row."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name, kind in zip(found.columns, found.types, strict=True):
-        table.add_column(Text(name), justify="right" if kind.startswith(NUMBERS) else "left")
+        table.add_column(_text(name), justify="right" if kind.startswith(NUMBERS) else "left")
     for row in found.rows:
-        table.add_row(*(Text(notation.cell(value)) for value in row))
-    # The console is so wide that the measured width of the table is not truncated.
+        table.add_row(*map(_text, row))
+    # A console of 100,000 columns wraps no line, so the table is measured at its full width.
     natural = Console(width=100_000).measure(table)
     if natural.maximum <= console.width:
         console.print(table)
@@ -98,5 +107,9 @@ def _print_for_people(found: SqlAnswer, console: Console) -> None:
         console.rule(Text(f"row {number}"), align="left")
         record = Table.grid(padding=(0, 2))
         for name, value in zip(found.columns, row, strict=True):
-            record.add_row(Text(name), Text(notation.cell(value)))
+            record.add_row(_text(name), _text(value))
         console.print(record)
+
+
+def _text(value: object) -> Text:
+    return Text(printable(notation.cell(value)))

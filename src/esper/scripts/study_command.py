@@ -1,26 +1,28 @@
 """``esper study FILE``: comparison of arms at equal compute, with tables and a web page."""
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
 
+from esper.leyline.errors import notify
+from esper.leyline.printable import printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
 
 class StudyFlags(Settings):
-    """Compare arms at equal compute, as described in FILE (docs/studies.md); finished runs are not repeated.
+    """Compare arms at equal compute, as described in FILE (see docs/studies.md); completed runs are not
+    repeated.
 
-    Writes a table in Markdown, a page, and Parquet.
+    A study writes a Markdown table, a web page and Parquet files.
     """
 
-    out: Path | None = Field(None, description="Folder of the study; else that of its name below runs/.")
-    processes: int = Field(
-        os.cpu_count() or 1, ge=1, le=1_000, description="Processes of one thread that share the runs."
-    )
+    out: Path | None = None
+    """Folder of the study; runs/NAME unless given."""
+    processes: int = Field(os.cpu_count() or 1, ge=1, le=1000)
+    """Number of processes, with one thread each, that run the study."""
 
 
 def study_command(args: Sequence[str]) -> None:
@@ -30,5 +32,5 @@ def study_command(args: Sequence[str]) -> None:
 
     file = Path(words[0])
     out = flags.out or Path("runs") / file.stem
-    print(run_study(file, out, flags.processes, lambda text: print(text, file=sys.stderr, flush=True)))
-    print(f"study saved in {out} (table.md, study.html, answers.parquet)")
+    run_study(file, out, flags.processes, notify, print)
+    print(f"study saved in {printable(str(out))} (table.md, study.html, answers.parquet)")

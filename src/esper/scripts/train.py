@@ -1,12 +1,15 @@
-"""``python -m esper.scripts.train CONTROLLER …``: ``esper run`` or ``esper train`` with other flag names.
+"""``python -m esper.scripts.train CONTROLLER …``: runs ``esper run`` or ``esper train`` with other flag
+names.
 
-The flags are ``--seed``, ``--max-epochs`` (steps of an episode) and ``--episodes``.
+The renamed flags are ``--seed`` (rng seed) and ``--max-epochs`` (steps of an episode).
 """
 
+import os
 from collections.abc import Sequence
 
 from esper.leyline.errors import UnknownNameError
 from esper.scripts.guard import run_main
+from esper.scripts.parent_process import PARENT_VARIABLE, end_with_parent
 
 CONTROLLERS = ("heuristic", "ppo")
 RENAMED = {"rng_seed": "seed", "steps": "max-epochs"}
@@ -32,4 +35,7 @@ def _train(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
+    # A worker is bound to its parent before it imports torch, which takes seconds.
+    if PARENT_VARIABLE in os.environ:
+        end_with_parent(int(os.environ[PARENT_VARIABLE]))
     main()

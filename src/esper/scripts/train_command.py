@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from rich.console import Console
 
-from esper.karn.terminal import TerminalView
 from esper.leyline.errors import InterruptedRunError
-from esper.run.arm import free_directory
-from esper.run.policy_training import task_of, train
+from esper.leyline.printable import printable
 from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
-from esper.run.train_checkpoint import config_of_run
+from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
 from esper.scripts.flags import parse_flags, say_where
-from esper.simic.agent.ppo import shards
 from esper.simic.config import TrainingConfig
-from esper.simic.training.trainer import SHARD_ENVS
 
 DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -31,13 +26,16 @@ class TrainFlags(Settings):
     """Flags of ``esper train`` that are not part of the training configuration."""
 
     preset: str | None = Field(None, description=f"Settings by name: {', '.join(PRESETS)}; others override.")
-    config: Path | None = Field(None, description="TOML or JSON file with settings; flags override it.")
-    resume: Path | None = Field(None, description="Run directory to continue from its last checkpoint.")
-    out: Path | None = Field(None, description="Run directory; a new one below runs/ unless given.")
-    episodes: int | None = Field(
-        None, description="Episodes in all, environments times iterations: 5 are one iteration of five."
-    )
-    processes: int = Field(1, description="Processes that share the environments; no result depends on it.")
+    config: Path | None = None
+    """TOML or JSON file with settings; flags override it."""
+    resume: Path | None = None
+    """Run directory of the training to resume from its last checkpoint."""
+    out: Path | None = None
+    """Run directory; a new one below runs/ unless given."""
+    episodes: int | None = None
+    """Total number of episodes: environments times iterations."""
+    processes: int = 1
+    """Number of processes that run the environments; on CPUs, results do not depend on it."""
 
 
 def train_command(
@@ -46,6 +44,8 @@ def train_command(
     fields = TrainingConfig.model_fields | TrainFlags.model_fields
     given = parse_flags(fields, prog, DESCRIPTION, args, renamed)
     flags = checked(TrainFlags, {name: given.pop(name) for name in TrainFlags.model_fields if name in given})
+    from esper.run.policy_training import task_of
+
     config, directory = _resolve(given, flags)
     task_of(config)
     if os.environ.get("RANK", "0") == "0":
@@ -69,12 +69,20 @@ def train_command(
 
 
 def interrupted(directory: Path) -> InterruptedRunError:
-    return InterruptedRunError(
-        f"interrupted; go on from the last checkpoint with esper train --resume {directory}"
+    """Return the error after Ctrl-C, which names what can be resumed."""
+    if not (directory / CONFIG_FILE).exists():
+        return InterruptedRunError("interrupted before anything was saved; run the same command again")
+    has_checkpoint = (directory / CHECKPOINTS / POINTER).exists()
+    start = (
+        "from the last checkpoint" if has_checkpoint else "from the beginning, as there is no checkpoint yet,"
     )
+    return InterruptedRunError(f"interrupted; go on {start} with esper train --resume {directory}")
 
 
 def check_processes(processes: int, config: TrainingConfig) -> None:
+    from esper.simic.agent.ppo import shards
+    from esper.simic.training.trainer import SHARD_ENVS
+
     groups = len(shards(config.envs, SHARD_ENVS))
     if not 1 <= processes <= groups:
         raise ConfigError(
@@ -84,14 +92,16 @@ def check_processes(processes: int, config: TrainingConfig) -> None:
 
 
 def print_best(directory: Path) -> None:
-    """Print the folder of the best policy and the command that evaluates the policy on its training's
-    settings.
-    """
+    """Print the folder of the best policy, and the command that evaluates this policy."""
     best = directory / "best"
-    print(f"best policy in {best}; compare it with: {shlex.join(['esper', 'eval', str(best)])}")
+    command = shlex.join(["esper", "eval", str(best)])
+    print(printable(f"best policy in {best}; compare it with: {command}"))
 
 
 def _resolve(given: dict[str, Any], flags: TrainFlags) -> tuple[TrainingConfig, Path]:
+    from esper.run.arm import free_directory
+    from esper.run.train_checkpoint import config_of_run
+
     if TORCHRUN_VARIABLE in os.environ:
         if "processes" in flags.model_fields_set:
             raise ConfigError("torchrun starts the processes: say --nproc-per-node instead of --processes")
@@ -113,7 +123,8 @@ def _resolve(given: dict[str, Any], flags: TrainFlags) -> tuple[TrainingConfig, 
 
 
 def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
-    """Return the configuration with enough iterations for ``episodes``, and at most as many environments."""
+    """Return the configuration with enough iterations for ``episodes`` episodes, and at most ``episodes``
+    environments."""
     envs = max(1, min(config.envs, episodes))
     iterations = max(episodes, 0) // envs + (episodes % envs > 0)
     total = iterations * envs
@@ -124,6 +135,12 @@ def _of_episodes(config: TrainingConfig, episodes: int) -> TrainingConfig:
 
 
 def train_and_show(config: TrainingConfig, directory: Path, *, resume: bool) -> None:
-    """Train and show the progress on standard output; a resumed training shows only new iterations."""
+    """Train a policy and show the progress on standard output; a resumed training shows only new
+    iterations."""
+    from rich.console import Console
+
+    from esper.karn.terminal import TerminalView
+    from esper.run.policy_training import train
+
     with TerminalView(directory, Console(), skip_past=resume) as view:
         train(config, directory, resume=resume, refresh=view.refresh)

@@ -1,4 +1,4 @@
-"""``esper watch RUN``: terminal view of a run of another process; the command writes no files."""
+"""``esper watch RUN``: terminal view of a run that another process writes; the command writes no files."""
 
 import sys
 import time
@@ -12,23 +12,22 @@ from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
 from esper.leyline import EsperError, RunRow
+from esper.leyline.printable import printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
 
 POLL_SECONDS: Final = 0.25
 SHARE_OF_TIME: Final = 0.5
-"""Largest share of wall time that the command spends on reading files."""
+"""Largest share of wall-clock time that ``esper watch`` spends on reading files."""
 
 
 class WatchConfig(Settings):
-    """Show a finished run, or follow a running one. Ctrl-C ends watching, never the run."""
+    """Show a finished run in the terminal, or follow a running one. Ctrl-C ends ``esper watch`` and does not
+    stop the run."""
 
-    env: int | None = Field(
-        None,
-        ge=0,
-        description="Environment of a training whose last episode is shown; the best episode unless given.",
-    )
+    env: int | None = Field(None, ge=0)
+    """Number of the environment whose last episode is shown; unless given, the best episode."""
 
 
 def watch_command(args: Sequence[str]) -> None:
@@ -41,7 +40,7 @@ def watch_command(args: Sequence[str]) -> None:
 
 
 def watch(run: Run, config: WatchConfig, console: Console) -> None:
-    """Show recorded rows, then new rows until the run has ended."""
+    """Show the rows that a run has written, then new rows until the run has ended."""
     if config.env is not None and run.rows(RunRow) and config.env >= run.row.envs:
         known = f"it has {run.row.envs}, numbered from 0"
         raise EsperError(f"environment {config.env} is not in this run; {known}")
@@ -51,13 +50,13 @@ def watch(run: Run, config: WatchConfig, console: Console) -> None:
             time.sleep(POLL_SECONDS)
             view.refresh()
     if view.error is not None:
-        sys.exit(USAGE_ERROR)  # The terminal view has printed the error.
+        sys.exit(USAGE_ERROR)  # The terminal view has already printed the error message.
     said = f"the run in {run.path} has {run.state} {_place(run)}"
-    console.print(said, soft_wrap=True, highlight=False, markup=False)
+    console.print(printable(said), soft_wrap=True, highlight=False, markup=False)
 
 
 def _place(run: Run) -> str:
-    """Return the progress of the run as text."""
+    """Return the progress of the run as text, such as "after epoch 3 of 20"."""
     if not run.rows(RunRow):
         return "before it recorded anything"
     found = progress(run)

@@ -1,4 +1,4 @@
-"""``esper train`` in a process started by torchrun: one of several that share a training.
+"""``esper train`` in a process that torchrun started: one of several processes that share a policy training.
 
 torchrun restarts all processes when one of them dies, and the training resumes from its last checkpoint.
 """
@@ -16,6 +16,7 @@ from torch.distributed import DistNetworkError
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
+from esper.files.atomic_write import write_durably
 from esper.files.row_files import TELEMETRY
 from esper.leyline.errors import EsperError
 from esper.run import provenance
@@ -30,9 +31,9 @@ from esper.simic.training.handshake import HandshakeError
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0
-"""Seconds that a process waits for the other processes at the start."""
+"""Seconds that a process waits at the start for the other processes of the training."""
 BEGUN = "begun"
-"""Key in the store of torchrun that marks a run as begun; the store survives restarts of processes."""
+"""Key in torchrun's store that marks a run as begun; the store survives restarts of processes."""
 
 
 class LostProcessError(EsperError):
@@ -40,9 +41,9 @@ class LostProcessError(EsperError):
 
 
 def work(config: TrainingConfig, directory: Path, *, resume: bool) -> NoReturn:
-    """Train as one of several processes, then end this process by ``os._exit``.
+    """Run one of several processes of a policy training, then end this process by ``os._exit``.
 
-    A regular exit joins threads of gloo, which can abort if they wait for processes that have ended.
+    A regular exit would join threads of gloo, which can abort while they wait for processes that have ended.
     """
     if SENTENCES_VARIABLE not in os.environ:
         speak_when_stopped(directory)
@@ -61,9 +62,10 @@ def _end_with(command: Callable[[], None]) -> NoReturn:
 
 
 def speak_when_stopped(directory: Path) -> None:
-    """Print how to resume when torchrun stops this process, for example after the loss of its store.
+    """Print how to resume the training when torchrun stops this process, for example after the loss of
+    torchrun's store.
 
-    Python runs no signal handler while the main thread waits in gloo, so a second thread waits for SIGTERM.
+    Python runs no signal handler while the main thread waits in gloo, so another thread waits for SIGTERM.
     """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -87,8 +89,8 @@ def _way_on(directory: Path) -> str:
 
 
 def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> None:
-    """Train a policy; write the message of an error to a file, from which ``esper train`` prints the
-    message.
+    """Train a policy; if an error occurs, write its message to a file, which the parent process ``esper
+    train`` prints.
     """
     folder = os.environ.get(SENTENCES_VARIABLE)
     try:
@@ -104,7 +106,7 @@ def _leave_sentence(config: TrainingConfig, directory: Path, resume: bool) -> No
             raise
         if isinstance(error, LostProcessError):
             sys.exit(LOST_OTHERS)
-        (Path(folder) / os.environ["RANK"]).write_text(str(error))
+        write_durably(Path(folder) / os.environ["RANK"], str(error).encode())
         sys.exit(USAGE_ERROR)
 
 
@@ -126,7 +128,7 @@ def _take_part(config: TrainingConfig, directory: Path, resume: bool) -> None:
 
 
 def _meet(config: TrainingConfig) -> Store:
-    """Connect to the other processes within a time limit, which does not apply to later iterations."""
+    """Connect to the other processes of the training; raise an error if they do not connect in time."""
     try:
         seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
@@ -138,8 +140,8 @@ def _meet(config: TrainingConfig) -> Store:
 
 
 def _common(config: TrainingConfig) -> dict[str, object]:
-    """Return the settings and versions that must be equal in all processes, or their policies would
-    differ.
+    """Return the settings and versions that must be equal in all processes, because their policies would
+    differ otherwise.
     """
     hardware = provenance.hardware()
     return {
@@ -152,10 +154,10 @@ def _common(config: TrainingConfig) -> dict[str, object]:
 
 
 def _begun_before(store: Store, directory: Path, resume: bool) -> bool:
-    """Return whether processes started earlier by this torchrun began the run; mark the run as begun.
+    """Return whether earlier processes of this torchrun began the run; otherwise mark the run as begun.
 
-    A run in a non-empty directory counts as begun only if it is to be resumed, because torchrun also restarts
-    processes that refused to run.
+    A run in a non-empty directory is marked as begun only if it is to be resumed, because torchrun also
+    restarts processes that refused to run.
     """
     if store.check([BEGUN]):
         return True

@@ -1,4 +1,4 @@
-"""Advantage estimation, pure functions of tensors ``[env, step]``."""
+"""Advantage estimation: pure functions of tensors with the axes ``[env, step]``."""
 
 import torch
 from torch import Tensor
@@ -14,13 +14,15 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Tensor:
-    """Return generalised advantage estimates (GAE, Schulman et al. 2016), all tensors ``[env, step]``.
+    """Return generalised advantage estimates (GAE, Schulman et al. 2016); all tensors are ``[env, step]``.
 
-    d_t = r_t + gamma · (1 − terminated_t) · v'_t − v_t
-    A_t = d_t + gamma · lam · (1 − ended_t) · A_{t+1},  A_T = 0
+    TD errors: d_t = r_t + gamma · (1 − terminated_t) · v'_t − v_t
+
+    Advantages: A_t = d_t + gamma · lam · (1 − ended_t) · A_{t+1}, with A_T = 0
 
     ``next_values`` v'_t is the value of the state that step t reached, before any reset. A truncated episode
-    bootstraps from this value, a terminated episode does not; ``ended`` is true at the end of either.
+    bootstraps from ``next_values``, a terminated episode does not; ``ended`` is true in the last step of
+    truncated and of terminated episodes.
     """
     continues = (~ended).to(values.dtype)
     deltas = rewards + gamma * (~terminated).to(values.dtype) * next_values - values
@@ -33,9 +35,10 @@ def gae(
 
 
 def normalise(advantages: Tensor, free: Tensor, eps: float = 1e-8) -> Tensor:
-    """Return (A − mean) / (std + eps) over the rows where ``free [env, step]`` is true, 0 elsewhere.
+    """Return advantages with mean 0 and standard deviation 1 over the steps in ``free``, 0 at other steps.
 
-    ``free`` marks rows with a choice. Rows without a choice have no policy gradient and must not scale it.
+    ``free [env, step]`` is true where the policy had more than one legal action. Steps with a single legal
+    action have no policy gradient, so mean and standard deviation leave them out.
     """
     counted = advantages[free]
     if counted.numel() == 0:

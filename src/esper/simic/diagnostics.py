@@ -13,23 +13,23 @@ from esper.leyline import HEAD_NAMES
 from esper.leyline.thresholds import RATIO_RANGE
 
 VARIANCE_FLOOR: Final = 1e-2
-"""Lower bound of the variance of returns, since fits to nearly constant returns are meaningless."""
+"""Lower limit of the variance of returns where it is a divisor, since constant returns have variance 0."""
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """Return 1 − var(returns − values) / max(var(returns), floor)."""
+    """Return the critic's explained variance 1 − var(returns − values) / max(var(returns), 0.01)."""
     residual = (returns - values).var(correction=0)
     return float(1 - residual / returns.var(correction=0).clamp_min(VARIANCE_FLOOR))
 
 
 def value_nrmse(values: Tensor, returns: Tensor) -> float:
-    """Return the normalised RMS error sqrt(mean((returns − values)²) / max(var(returns), floor))."""
+    """Return the critic's RMS error divided by the standard deviation of the returns."""
     error = (returns - values).square().mean()
     return float((error / returns.var(correction=0).clamp_min(VARIANCE_FLOOR)).sqrt())
 
 
 def correlation(a: Tensor, b: Tensor) -> float | None:
-    """Return Pearson's correlation; ``None`` if one of the tensors is constant."""
+    """Return Pearson's correlation of the tensors ``a`` and ``b``; ``None`` if one of them is constant."""
     spread = a.std(correction=0) * b.std(correction=0)
     if spread < 1e-8:
         return None
@@ -37,7 +37,7 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def first_non_finite(**rows: Tensor) -> str | None:
-    """Describe the first non-finite number in the tensors ``[env, step]``; None if all are finite."""
+    """Describe the first non-finite number in named tensors ``[env, step]``; None if all are finite."""
     for name, values in rows.items():
         broken = ~torch.isfinite(values)
         if broken.any():
@@ -48,7 +48,7 @@ def first_non_finite(**rows: Tensor) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RatioExplosionDiagnostic:
-    """Decision with the most extreme probability ratio, and the head with the largest change."""
+    """Decision with the most extreme ratio of new to old probability, and the head that changed most."""
 
     env: int
     step: int
@@ -62,15 +62,15 @@ class RatioExplosionDiagnostic:
     def of(
         cls, log_ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor
     ) -> RatioExplosionDiagnostic | None:
-        """Return the diagnostic of the largest |log ratio|, None if all ratios are in ``RATIO_RANGE``.
+        """Describe the decision with the largest |log ratio|; None if all ratios are in ``RATIO_RANGE``.
 
-        Logarithms of ratios are compared, since ratios overflow to inf.
+        Logarithms of probability ratios are compared, since the ratios can overflow to inf.
 
         Args:
-            log_ratio: ``[env, step]``, log of new over old probability of the whole action.
-            log_probs: ``[env, step, 8]``, new log-probabilities.
-            old_log_probs: ``[env, step, 8]``.
-            actions: ``[env, step, 8]``.
+            log_ratio: Log of new over old probability of the whole action, ``[env, step]``.
+            log_probs: New log-probabilities ``[env, step, head]``.
+            old_log_probs: Log-probabilities ``[env, step, head]`` at the time of the rollout.
+            actions: Chosen values ``[env, step, head]``.
         """
         low, high = map(math.log, RATIO_RANGE)
         if bool(((log_ratio <= high) & (log_ratio >= low)).all()):

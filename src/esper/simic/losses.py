@@ -1,7 +1,7 @@
-"""Terms of the PPO objective, pure functions of tensors ``[env, step]``.
+"""Terms of the PPO objective: pure functions of tensors with the axes ``[env, step]``.
 
-Every sum is divided by ``rows``, a number of rows of the whole rollout, so the gradients of shards add up to
-the gradient of the batch.
+Every sum over the steps of a shard is divided by ``rows``, a count of steps in the whole rollout. So the
+gradients of all shards add up to the gradient of the whole rollout.
 """
 
 from typing import Final, NamedTuple
@@ -14,15 +14,15 @@ from esper.leyline import Head
 HEAD_ENTROPY_WEIGHTS: Final = (1.0, 1.0, 1.5, 1.2, 1.5, 1.2, 1.3, 1.3)
 """Weight of each head in the entropy bonus, in ``Head`` order; larger for heads that few ops read."""
 KEPT_OPEN: Final = (Head.BLUEPRINT, Head.TEMPO)
-"""Heads with an entropy floor; only GERMINATE reads these heads, so they collapse before exploring."""
+"""Heads with an entropy floor: only GERMINATE reads blueprint and tempo, so their entropy collapses early."""
 
 
 class PolicyLoss(NamedTuple):
-    """Clipped surrogate loss and the log ratios."""
+    """Clipped surrogate loss of PPO, and the log ratios of new to old action probabilities."""
 
     loss: Tensor
     log_ratio: Tensor
-    """``[env, step]``, log of new over old probability of the whole action."""
+    """Log of new over old probability of the whole action, ``[env, step]``."""
 
 
 def policy_loss(
@@ -36,14 +36,14 @@ def policy_loss(
 ) -> PolicyLoss:
     """Return the clipped surrogate loss −Σ min(r·A, clip(r, 1 ± clip)·A) / rows.
 
-    r = exp(Σ_h log p_h − log p_h,old) is the joint ratio over the heads h.
+    The ratio r = exp(Σ_h (log p_h − log p_h,old)) is the joint probability ratio of all heads h.
 
     Args:
-        log_probs: ``[env, step, 8]``, 0 for heads that were not read.
-        old_log_probs: ``[env, step, 8]``.
-        advantages: A ``[env, step]``.
-        clip: Clipping range of the ratio.
-        rows: Divisor of the sum.
+        log_probs: New log-probabilities ``[env, step, head]``, 0 for heads that the op does not read.
+        old_log_probs: Log-probabilities ``[env, step, head]`` at the time of the rollout.
+        advantages: Normalised advantages A ``[env, step]``.
+        clip: Largest distance of the clipped probability ratio from 1.
+        rows: Number of steps by which the sum over steps is divided.
         per_head: Clip the ratio of each head separately and add the surrogates of all heads.
     """
     difference = log_probs - old_log_probs
@@ -63,9 +63,10 @@ def _surrogate(ratio: Tensor, advantages: Tensor, clip: float) -> Tensor:
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float | None, rows: int
 ) -> Tensor:
-    """Return ½ Σ (V − R)² / rows, all tensors ``[env, step]``.
+    """Return the value loss ½ Σ (V − R)² / rows of predicted values V and returns R, each ``[env, step]``.
 
-    With ``clip`` the error of a row is the larger of the errors of V and V_old + clip(V − V_old, ± clip).
+    With ``clip``, the squared error of a step is that of V or of V_old + clip(V − V_old, ± clip), whichever
+    is larger.
     """
     error = (values - returns).square()
     if clip is not None:
@@ -75,17 +76,22 @@ def value_loss(
 
 
 def entropy_bonus(entropies: Tensor, has_choice: Tensor, *, rows: int) -> Tensor:
-    """Return Σ w_h·H_h / rows over entropies ``[env, step, 8]`` where ``has_choice`` is true."""
+    """Return the entropy bonus Σ weight · entropy / rows, a sum over steps and heads. Heads with a single
+    legal value are left out."""
     weights = entropies.new_tensor(HEAD_ENTROPY_WEIGHTS)
     return (entropies * has_choice * weights).sum() / rows
 
 
 def closing_penalty(entropies: Tensor, has_choice: Tensor, *, floor: float, rows: int) -> Tensor:
-    """Return Σ max(floor − H_h, 0) / rows over entropies ``[env, step, 8]`` of the heads ``KEPT_OPEN``."""
+    """Return the entropy penalty Σ max(floor − entropy, 0) / rows, a sum over steps and over the blueprint
+    and tempo heads.
+
+    Heads with a single legal value are left out.
+    """
     heads = list(KEPT_OPEN)
     return ((floor - entropies[..., heads].clamp(min=0)).relu() * has_choice[..., heads]).sum() / rows
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:
-    """Return the k3 estimate of KL(old ‖ new) per row: (r − 1) − ln r ≥ 0."""
+    """Return the k3 estimate (r − 1) − ln r of KL(old ‖ new) for every step, with probability ratios r."""
     return log_ratio.exp() - 1 - log_ratio

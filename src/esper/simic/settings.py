@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from esper.leyline.errors import EsperError
 
 MOST: Final = 1_000_000
-"""Largest count that a setting accepts."""
+"""Largest number that a setting such as ``steps``, ``envs`` or ``iterations`` accepts."""
 MOST_SLOTS: Final = 1_000
 
 
 @contextmanager
 def _collected() -> Iterator[None]:
-    """Convert ``EsperError`` to ``ValueError``, so that pydantic reports the error with all other errors."""
+    """Convert ``EsperError`` to ``ValueError``, which pydantic reports with all other invalid settings."""
     try:
         yield
     except EsperError as error:
@@ -58,13 +58,16 @@ AmpName = Literal["off", "bfloat16", "float16"]
 
 
 class Hardware(BaseModel):
-    """Devices of hosts and policy, and precision of training."""
+    """Settings for the devices of hosts and policy, and for the precision of training."""
 
-    devices: DeviceNames = Field(
-        ("cpu",), description="Devices of the hosts, dealt out in turn: cpu, cuda, or cuda:0 cuda:1 …"
-    )
-    policy_device: DeviceName = Field("cpu", description="Device of the policy; it is small.")
-    amp: AmpName = Field("off", description="Mixed precision of hosts and seeds in training.")
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    devices: DeviceNames = ("cpu",)
+    """Devices of the hosts: cpu, cuda, or cuda:0 cuda:1 …; environments are assigned to them in turn."""
+    policy_device: DeviceName = "cpu"
+    """Device of the policy network."""
+    amp: AmpName = "off"
+    """Mixed precision of hosts and seeds in training."""
 
     @model_validator(mode="after")
     def _devices_can(self) -> Self:
@@ -78,19 +81,21 @@ class Hardware(BaseModel):
 
     @property
     def environments(self) -> int:
-        """Number of hosts to train."""
+        """Number of hosts that are trained at the same time."""
         return 1
 
 
 class EpisodeSettings(Hardware):
-    """Task and length of the episodes of a run or training."""
+    """Settings for the task and the length of its episodes, shared by runs and policy trainings."""
 
-    task: TaskName = Field("digits_impaired", description="Task preset.")
-    steps: int | None = Field(None, ge=1, le=MOST, description="Host epochs per episode; else the preset's.")
-    budget: Flops | None = Field(
-        None, description="FLOPs of an episode, such as 0.5T, the largest where they vary; else the preset's."
-    )
-    auto_forward: bool = Field(True, description="Seeds change stage by themselves; else by the op ADVANCE.")
+    task: TaskName = "digits_impaired"
+    """Task: a preset, or package.module:function that returns a task."""
+    steps: int | None = Field(None, ge=1, le=MOST)
+    """Number of epochs per episode; the preset's number unless given."""
+    budget: Flops | None = None
+    """FLOPs of an episode, such as 0.5T; if budgets vary, the largest; the preset's number unless given."""
+    auto_forward: bool = True
+    """Let seeds change stage automatically; otherwise a seed needs the op ADVANCE."""
 
     @model_validator(mode="after")
     def _has_one_length(self) -> Self:

@@ -1,5 +1,5 @@
-"""One run of a study: a network trained with the whole compute budget, with a result at every mark (share of
-the budget).
+"""One run of a study: a network trained with the whole compute budget, with losses and score at every mark
+(share of the budget).
 """
 
 import math
@@ -19,35 +19,36 @@ from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.schedule import Schedule, parse_plan
 from esper.tolaria.budget_marks import Branch, branches
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.episode import run_episode
-from esper.tolaria.plant_from_start import plant_fossils, seeds_of
+from esper.tolaria.episode import plant_fossils, run_episode, seeds_of
 from esper.tolaria.tasks import TaskSpec
 from esper.tolaria.vector import SerialVector
 
 TOLERANCE = 0.01
-"""Largest relative difference in compute between study arms; a difference of one minibatch is always
-allowed.
+"""Largest allowed relative difference between the compute that a run spent and its share of the budget; a
+difference of one minibatch is always allowed.
 """
 
 
 class StudyRun(msgspec.Struct, frozen=True):
-    """Identity of a run within a study.
+    """Identity of a run within a study: task, text of the arm, factors on the learning rate, and rng seed.
 
-    The field ``what`` is the text of an arm, or ``whole:PLAN`` for a network that has all seeds of the plan
-    from the start.
+    The field ``what`` is the text of an arm, such as ``static:3``, or ``whole:PLAN`` for a network that has
+    all seeds of the plan from the start.
     """
 
     task: str
     what: str
     factors: tuple[float, ...]
-    """Factors on the learning rate of the task: one factor per network size in a sweep, otherwise a single
-    factor.
+    """Factors that multiply the learning rate of the task: one factor per network size in a sweep, otherwise
+    a single factor.
     """
     rng_seed: int
 
 
 class MarkResult(msgspec.Struct, frozen=True):
-    """Result of a run if its compute budget had ended at a mark."""
+    """Losses, score and size of the network of a run if the compute budget had ended at a mark (share of the
+    budget).
+    """
 
     mark: float
     val_loss: float
@@ -55,12 +56,12 @@ class MarkResult(msgspec.Struct, frozen=True):
     test_score: float
     params: int
     seeds: str
-    """Grown seeds of the network, as the text of a plan."""
+    """Fossilized seeds of the network, as the text of a plan, such as ``mlp/linear_add@r0c0:0``."""
     flops: dict[str, int]
     due: int
-    """FLOPs that the result may cost: the share of the budget that the mark states."""
+    """FLOPs that a run may spend up to the mark: its share of the budget."""
     minibatch: int
-    """FLOPs of the last minibatch."""
+    """FLOPs of the last training minibatch before the mark."""
     cut_short: bool
 
     @property
@@ -69,17 +70,19 @@ class MarkResult(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True):
-    """Finished run of a study; ``answers`` has one result per mark, and is None if the host diverged."""
+    """Finished run of a study; ``answers`` has one result per mark of the budget, and is None if the host
+    diverged.
+    """
 
     run: StudyRun
     answers: list[MarkResult] | None
 
 
 def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
-    """Execute a run and check that every result has used the compute of its mark.
+    """Execute a run of a study and check the compute that it spent up to each mark of the budget.
 
     Raises:
-        EsperError: A result has spent more or less than its mark allows.
+        EsperError: A run spent more or less compute up to a mark of the budget than the mark allows.
     """
     task = config.task(run.task)
     with one_thread():
@@ -93,8 +96,8 @@ def do_run(config: StudyConfig, run: StudyRun) -> RunResult:
 
 
 def check_spent(run: StudyRun, answer: MarkResult) -> None:
-    """Raise an error if a result cost more or less than its mark allows; runs ended early by rollbacks are
-    exempt.
+    """Raise an error if a run spent more or less compute up to a mark of the budget than the mark allows;
+    runs ended early by rollbacks are exempt.
     """
     most = max(TOLERANCE * answer.due, answer.minibatch)
     if not answer.cut_short and abs(answer.charged - answer.due) > most:
@@ -124,7 +127,7 @@ def _answers(task: TaskSpec, run: StudyRun, config: StudyConfig) -> Iterable[Mar
 
 
 def _plant(seeds: str, env: MorphEnv) -> None:
-    """Plant all seeds of a plan before the first minibatch."""
+    """Plant all seeds of a plan as fossils before the first minibatch."""
     plan = parse_plan(seeds, env.action_space)
     assert isinstance(plan, Schedule)
     plant_fossils(env, [(entry.slot, entry.seed.blueprint, entry.seed.style) for entry in plan.entries])
@@ -151,8 +154,8 @@ def _answer(branch: Branch) -> MarkResult:
 def _sweep(
     rates: Sequence[TaskSpec], episode: Callable[[TaskSpec, None], Iterator[Branch]]
 ) -> Iterator[MarkResult]:
-    """Yield the result of the best network size by validation loss at every mark; the sizes share the compute
-    equally.
+    """Train all static network sizes with equal shares of the compute; yield at every mark of the budget the
+    result of the size with the least validation loss.
     """
     sizes = sizes_of(rates[0])
     shares = [replace(task, budget=(task.budget or 0) // len(sizes)) for task in rates]
@@ -162,7 +165,7 @@ def _sweep(
 
 
 def best_of(answers: Sequence[MarkResult]) -> MarkResult:
-    """Return the result with the least validation loss, charged with the compute of all compared results."""
+    """Return the result with the least validation loss, charged with the compute of all results."""
     best = min(answers, key=lambda answer: answer.val_loss)
     spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
     sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
@@ -171,7 +174,9 @@ def best_of(answers: Sequence[MarkResult]) -> MarkResult:
 
 
 def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:
-    """Return a control of a policy: the same policy with the observations of another rng seed."""
+    """Return a control for a policy: a controller with the same policy that reads the observations of an
+    episode with another rng seed.
+    """
     other = rng_seed + 1 if rng_seed + 1 in rng_seeds else rng_seeds[0]
     if other == rng_seed:
         other += 1

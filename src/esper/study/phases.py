@@ -1,9 +1,9 @@
-"""Phases of a study on one task.
+"""Phases of a study on one task: selection, evaluation, and training of grown networks from initial weights.
 
-1. Selection, by validation loss on selection rng seeds: the plan of ``schedule``, the learning rate of every
-   arm, and the best static size at each mark.
-2. Evaluation of all arms with the reported rng seeds.
-3. Training of the grown networks from scratch, for ``static_final``.
+The selection phase chooses, by validation loss on selection rng seeds, the plan of the arm ``schedule``, the
+learning rate of every arm, and the best static size at each mark of the budget. The evaluation phase runs all
+arms with the reported rng seeds. For the arms ``static_final``, a last phase retrains the networks that other
+arms have grown, from initial weights.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,38 +11,42 @@ from dataclasses import dataclass
 from itertools import chain
 from statistics import fmean
 
-from esper.kasmina.schedules import DECAY_SHARE
+from esper.kasmina.optimizer_groups import DECAY_SHARE
 from esper.study.one_run import MarkResult, RunResult, StudyRun
 from esper.study.study_config import StudyConfig, arms_of, sizes_of, space_of
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
 RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
-"""Function from runs to their results, in order; finished runs are not repeated."""
+"""Function that executes runs and returns their results in order; runs in the journal are not repeated."""
 MarkResults = Sequence[MarkResult | None]
-"""Results of a run at each mark; None if the host diverged."""
+"""Results of a run at each mark of the budget; all are None if the host diverged."""
 FROM_SCRATCH = "static_final:"
 STACK = "stack/"
-"""Prefix that marks a seed as a copy of a block, in the text of a plan."""
+"""Prefix of a seed's entry in the text of a plan; it marks a seed that is a copy of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResults:
-    """Results of a study on one task."""
+    """Results of all arms of a study on one task."""
 
     arms: dict[str, list[list[MarkResults]]]
-    """Results by arm as ``[training][rng seed][mark]``; None if the host diverged."""
+    """Results by arm, as ``[training of a policy][rng seed][mark]``; None if the host diverged."""
     factors: dict[str, tuple[float, ...]]
-    """Chosen factors on the learning rate, by study arm."""
+    """Factors on the learning rate that the selection phase chose, by arm."""
     reference: list[str]
-    """Best static arm at each mark on selection rng seeds; empty without static arms."""
+    """Static arm with the least validation loss at each mark of the budget, on selection rng seeds; empty
+    without static arms.
+    """
     static: frozenset[str]
-    """Names of the static arms."""
+    """Names of the static arms, whose networks do not grow."""
     plans: dict[str, str]
-    """Plans that the search found for the ``schedule`` arms, by arm."""
+    """Plans of seeds that the search found for the ``schedule`` arms, by arm."""
 
 
 class StudyPhases:
-    """Phases of a study on one task, executed in order."""
+    """Selection, evaluation and training from initial weights of all arms of a study on one task, executed in
+    this order.
+    """
 
     def __init__(self, config: StudyConfig, task: str, run_all: RunAll) -> None:
         self._config, self._name, self._run_all = config, task, run_all
@@ -52,7 +56,7 @@ class StudyPhases:
         self._plan: str | None = None
 
     def run(self) -> TaskResults:
-        """Execute all phases and return their results."""
+        """Execute all phases of the study and return the results of all arms."""
         arms = arms_of(self._config, self._task)
         texts = [text for own in arms.values() for text in own]
         if "schedule" in texts:
@@ -72,8 +76,8 @@ class StudyPhases:
         return TaskResults(found, factors, reference, frozenset(static.values()), plans)
 
     def _what(self, text: str) -> str:
-        """Return the run text of an arm: ``off`` for a static size, the plan that was found for
-        ``schedule``.
+        """Return the text of an arm's runs, such as ``static:3``; ``off`` becomes the smallest static size,
+        ``schedule`` becomes the plan that the search found.
         """
         if text == "off" and self._sizes:
             return f"static:{self._sizes[0]}"
@@ -82,7 +86,9 @@ class StudyPhases:
     # --- selection ----------------------------------------------------------------------------
 
     def _rated(self, text: str) -> list[str]:
-        """Return the run texts whose learning rates an arm uses; no text for ``static_final``."""
+        """Return the texts of the runs (such as ``static:3``) whose chosen learning rates an arm uses; empty
+        for ``static_final``.
+        """
         kind, _, argument = text.partition(":")
         if kind == "sweep":
             return [f"static:{size}" for size in self._sizes]
@@ -91,8 +97,8 @@ class StudyPhases:
         return [f"ppo:{argument}" if kind == "shuffled" else self._what(text)]
 
     def _choose_factors(self, whats: Sequence[str]) -> dict[str, list[float]]:
-        """Choose a learning rate for each run text; return the mean validation loss at every mark with the
-        chosen rate.
+        """Choose a learning rate for each kind of run; return the mean validation loss with this rate at
+        every mark of the budget.
         """
         factors = self._config.learning_rate_factors
         trials = [
@@ -104,7 +110,9 @@ class StudyPhases:
         return {what: losses[what, f] for what, f in self._factors.items() if (what, f) in losses}
 
     def _validation_losses(self, trials: Sequence[tuple[str, float]]) -> dict[tuple[str, float], list[float]]:
-        """Return mean validation losses ``[mark]`` over selection rng seeds; infinite if a host diverged."""
+        """Return validation losses ``[mark]``, averaged over selection rng seeds, for each trial (kind of
+        run, factor on the learning rate); infinite if a host diverged.
+        """
         runs = {
             (what, factor): [StudyRun(self._name, what, (factor,), seed) for seed in self._config.selection]
             for what, factor in trials
@@ -118,7 +126,7 @@ class StudyPhases:
         }
 
     def _results(self, runs: Iterable[StudyRun]) -> dict[StudyRun, MarkResults]:
-        """Return the results of the given runs; a run may be listed more than once."""
+        """Return the results of each of ``runs``; a run that is listed twice is executed once."""
         wanted = list(dict.fromkeys(runs))
         nothing: MarkResults = [None] * len(self._config.marks)
         return {
@@ -126,7 +134,9 @@ class StudyPhases:
         }
 
     def _search_plan(self) -> str:
-        """Return the best plan of a search limited by ``schedule_episodes``, on all selection rng seeds."""
+        """Return the plan with the least validation loss on all selection rng seeds, from a search of
+        ``schedule_episodes`` episodes.
+        """
         config, space = self._config, space_of(self._task)
         factor = config.learning_rate_factors[len(config.learning_rate_factors) // 2]
         last = round((1.0 - DECAY_SHARE) * self._task.horizon)
@@ -161,7 +171,9 @@ class StudyPhases:
         return {name: found[name] for name in arms}
 
     def _from_scratch(self, what: str, grown: list[MarkResults]) -> list[MarkResults]:
-        """Return the results ``[rng seed][mark]`` of the grown networks if they are trained from scratch."""
+        """Retrain the networks that an arm has grown, from initial weights; return the results ``[rng
+        seed][mark]``.
+        """
         runs = [
             [None if answer is None else self._whole(answer.seeds, what, rng_seed) for answer in answers]
             for rng_seed, answers in zip(self._config.evaluation, grown, strict=True)
@@ -170,8 +182,8 @@ class StudyPhases:
         return [[None if run is None else results[run][mark] for mark, run in enumerate(row)] for row in runs]
 
     def _whole(self, seeds: str, grown: str, rng_seed: int) -> StudyRun:
-        """Return the run that trains a grown network from scratch: a static size if all seeds are copies of
-        blocks.
+        """Return the run that retrains a grown network from initial weights; if all its seeds are copies of
+        blocks, this is the run of a static size.
         """
         names = seeds.split(",") if seeds else []
         if self._sizes and all(name.startswith(STACK) for name in names):

@@ -18,8 +18,8 @@ def in_processes(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], pr
     """Yield ``function(*job)`` for every job in the order of completion.
 
     Args:
-        function: Importable function; each call gets the items of one job.
-        jobs: Arguments of the calls.
+        function: Importable function, which is called with the items of one job as arguments.
+        jobs: Tuples of arguments, one tuple per call of ``function``.
         processes: Number of processes; 1 runs all jobs in the calling process.
 
     Raises:
@@ -43,13 +43,16 @@ def in_processes(function: Callable[..., T], jobs: Sequence[tuple[Any, ...]], pr
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
-            child.terminate()  # Without terminate() the command would wait for the jobs in progress.
+            # Without terminate() the command would wait until the jobs in progress are done.
+            child.terminate()
         raise
     pool.shutdown()
 
 
 def _follow_parent() -> None:
-    """Ignore Ctrl-C, which the parent handles, and exit when the parent ends, even if it was killed."""
+    """Make a worker process ignore Ctrl-C, which the parent handles, and exit when the parent ends, even if
+    the parent was killed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""Execution of a study from its file to its tables; finished runs are not repeated."""
+"""Execution of a study from the study file to its tables; runs recorded in the journal are not repeated."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,18 +13,24 @@ from esper.study.study_journal import open_journal
 from esper.study.study_results import write_results
 
 
-def run_study(file: Path, out: Path, processes: int, say: Callable[[str], None]) -> str:
-    """Run the study in ``file`` and return its tables as Markdown.
+def run_study(
+    file: Path, out: Path, processes: int, say: Callable[[str], None], show: Callable[[str], None]
+) -> None:
+    """Run the study that ``file`` describes, show its tables as Markdown and write them.
+
+    A folder that cannot be written does not end the study (ADR 0044).
 
     Args:
         file: Study file (TOML or JSON).
-        out: Folder of journal and results; runs recorded there are not repeated.
-        processes: Processes that share the runs.
+        out: Folder of the study's journal and results; runs recorded in the journal are not repeated.
+        processes: Number of processes that execute runs in parallel.
         say: Called with a line of text for each finished run.
+        show: Called with the tables.
 
     Raises:
         ConfigError: The study file is invalid.
-        InterruptedRunError: Ctrl-C was pressed; finished runs are kept.
+        InterruptedRunError: Ctrl-C was pressed; the results of finished runs are kept.
+        SaveError: The study is over, but results could not be written.
     """
     config = checked(StudyConfig, read_settings(file))
     check_study(config)
@@ -40,11 +46,15 @@ def run_study(file: Path, out: Path, processes: int, say: Callable[[str], None])
         try:
             found = {task: StudyPhases(config, task, run_all).run() for task in dict.fromkeys(config.tasks)}
         except KeyboardInterrupt:
+            journal.write()
             raise InterruptedRunError(
                 f"interrupted after {len(journal.lines)} runs, which are kept; to go on with the rest:"
                 f" esper study {file} --out {out}"
             ) from None
-        return write_results(out, file.stem, config, found)
+        try:
+            write_results(out, file.stem, config, found, show)
+        finally:
+            journal.write()
 
 
 def _said(line: RunResult) -> str:

@@ -24,14 +24,18 @@ _ARGUMENTS: Final = {
     "shuffled": "the folder of a policy, such as shuffled:runs/mine/best",
     "static_final": "the name of another arm, such as static_final:counting",
 }
-"""Arguments that kinds of arms need after the colon in the text of an arm."""
+"""Argument that each kind of arm needs after the colon, such as FOLDER in ``ppo:FOLDER``, in words for an
+error message.
+"""
 LONGEST_NAME: Final = 80
 _NOT_GROWN: Final = ("static", "static_final", "sweep")
 KINDS: Final = ("static", "static_final", "sweep", "schedule", "shuffled", *CONTROLLERS)
 
 
 def parse_arm(text: str) -> tuple[str, str]:
-    """Return kind and argument of an arm, such as ``ppo`` and the folder of a policy."""
+    """Return the kind and the argument of an arm from its text ``kind:argument``, such as ``ppo`` and the
+    folder of a policy.
+    """
     kind, _, argument = text.partition(":")
     if kind not in KINDS:
         raise UnknownNameError("arm", kind, KINDS)
@@ -43,7 +47,9 @@ def parse_arm(text: str) -> tuple[str, str]:
 
 
 def _named(given: object) -> object:
-    """Return the arms by name, each with its members: several trainings of a policy, or one text."""
+    """Return the arms of a study file by name. Each arm is a tuple: a single text such as ``counting``, or
+    one text such as ``ppo:FOLDER`` per training of a policy.
+    """
     if isinstance(given, list | tuple):
         texts = [_text("", one) for one in given]
         if len(set(texts)) != len(texts):
@@ -81,29 +87,34 @@ def _text(name: str, one: object) -> str:
 class StudyConfig(Settings):
     """Validated content of a study file."""
 
-    tasks: tuple[TaskName, ...] = Field(min_length=1, description="Task presets.")
-    arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named)] = Field(
-        min_length=1, description="What is compared: texts, or a table of names."
-    )
-    control: str | None = Field(None, description="The arm that others are compared with; else the first.")
-    budget: Flops | None = Field(None, description="FLOPs of a run; else the preset's.")
-    steps: int | None = Field(None, ge=1, le=MOST, description="Steps that share them; else the preset's.")
-    slots: int | None = Field(None, ge=1, le=MOST_SLOTS, description="Slots of the host; else the preset's.")
-    marks: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(
-        MARKS, description="Shares of the budget at which a run answers; 1 alone is the end."
-    )
-    rng_seeds: int = Field(5, ge=1, le=MOST, description="Rng seeds that are reported.")
-    first_rng_seed: int = Field(TEST_SEEDS.start, ge=0, lt=2**62, description="The first of them.")
-    selection_rng_seeds: int = Field(
-        2,
-        ge=0,
-        le=MOST,
-        description="Rng seeds to choose with; 0: sizes are compared with the best in hindsight.",
-    )
+    tasks: tuple[TaskName, ...] = Field(min_length=1)
+    """Tasks: presets, or package.module:function."""
+    arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named)] = Field(min_length=1)
+    """Arms of the comparison: a list of controllers or plans as texts, or a table that names each arm."""
+    control: str | None = None
+    """Arm that the others are compared with; the first unless given."""
+    budget: Flops | None = None
+    """FLOPs of a run; the preset's unless given."""
+    steps: int | None = Field(None, ge=1, le=MOST)
+    """Number of steps that share the FLOPs of a run; the preset's unless given."""
+    slots: int | None = Field(None, ge=1, le=MOST_SLOTS)
+    """Number of slots of the host; the preset's unless given."""
+    marks: tuple[Annotated[float, Field(gt=0, le=1)], ...] = MARKS
+    """Shares of the budget at which a run is scored; 1 is the end of the run."""
+    rng_seeds: int = Field(5, ge=1, le=MOST)
+    """Number of rng seeds that are reported."""
+    first_rng_seed: int = Field(TEST_SEEDS.start, ge=0, lt=2**62)
+    """First of the rng seeds that are reported."""
+    selection_rng_seeds: int = Field(2, ge=0, le=MOST)
+    """Number of rng seeds for choosing network sizes and learning rates; with 0, results are compared with
+    the fixed size that is best in hindsight.
+    """
     learning_rate_factors: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
-        (0.5, 1.0, 2.0), min_length=1, description="Of the preset's rate; each arm gets the best for it."
+        (0.5, 1.0, 2.0), min_length=1
     )
-    schedule_episodes: int = Field(48, ge=1, le=MOST, description="Episodes to find the plan of 'schedule'.")
+    """Factors on the preset's learning rate; each arm uses the factor with the least validation loss."""
+    schedule_episodes: int = Field(48, ge=1, le=MOST)
+    """Number of episodes that search the plan of arm 'schedule'."""
 
     @field_validator("marks")
     @classmethod
@@ -131,12 +142,14 @@ class StudyConfig(Settings):
 
     @property
     def evaluation(self) -> range:
-        """Rng seeds of the reported runs."""
+        """Rng seeds of the runs whose results are reported."""
         return range(self.first_rng_seed, self.first_rng_seed + self.rng_seeds)
 
     @property
     def selection(self) -> range:
-        """Rng seeds of the selection phase; the reported rng seeds if the file names none."""
+        """Rng seeds of the selection phase; equal to the reported rng seeds if ``selection_rng_seeds``
+        is 0.
+        """
         return SELECTION_SEEDS[: self.selection_rng_seeds] if self.selection_rng_seeds else self.evaluation
 
     def task(self, name: str) -> TaskSpec:
@@ -147,13 +160,15 @@ class StudyConfig(Settings):
         return replace(task, horizon=self.steps or task.horizon, budget=self.budget or task.budget)
 
     def policies(self) -> list[Path]:
-        """Return the folders of all policies in the arms."""
+        """Return the folders of all policies in the arms of the study."""
         arms = [parse_arm(text) for members in self.arms.values() for text in members]
         return sorted({Path(argument) for kind, argument in arms if kind in ("ppo", "shuffled")})
 
 
 def arms_of(config: StudyConfig, task: TaskSpec) -> dict[str, tuple[str, ...]]:
-    """Return the members of every arm; ``static`` becomes one arm per size."""
+    """Return the arms of the study by name, each as a tuple of texts; the arm ``static`` becomes one arm per
+    network size.
+    """
     arms: dict[str, tuple[str, ...]] = {}
     for name, texts in config.arms.items():
         found = {name: texts}
@@ -166,20 +181,24 @@ def arms_of(config: StudyConfig, task: TaskSpec) -> dict[str, tuple[str, ...]]:
 
 
 def sizes_of(task: TaskSpec) -> range:
-    """Return the static sizes that growth can reach, in blocks; empty for tasks without a trunk."""
+    """Return the numbers of blocks that the host of a task can reach by growth; empty if the task has no
+    trunk or several trunks.
+    """
     trunk, *others = task.instances.trunks
     return range(0) if trunk is None or others else range(trunk, trunk + task.num_slots + 1)
 
 
 def controller_of(text: str, space: ActionSpace, rng_seed: int) -> Controller:
-    """Return the controller that the text of an arm names."""
+    """Return a controller from the text of an arm, such as ``counting`` or ``ppo:FOLDER``."""
     kind, _, argument = text.partition(":")
     settings = ControllerSettings(rng_seed=rng_seed, plan=argument, checkpoint=Path(argument))
     return make_controller(kind, space, settings)
 
 
 def check_study(config: StudyConfig) -> None:
-    """Raise a ``ConfigError`` that lists all arms and tasks that do not fit together."""
+    """Raise a ``ConfigError`` that lists all problems of a study, such as arms that cannot run on one of its
+    tasks.
+    """
     problems = [problem for name in config.tasks for problem in _problems(config, config.task(name))]
     if problems:
         raise ConfigError("; ".join(dict.fromkeys(problems)))
@@ -219,7 +238,7 @@ def _said(check: Any) -> Iterator[str]:
 
 
 def space_of(task: TaskSpec, rng_seed: int = SELECTION_SEEDS.start) -> ActionSpace:
-    """Return the action space of a new host; raise an error if the budget is too small for a step."""
+    """Return the action space of a new host; raise an error if the compute budget is too small for a step."""
     env = MorphEnv(task, rng_seed=rng_seed)
     env.reset()
     return env.action_space

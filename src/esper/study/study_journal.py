@@ -1,4 +1,4 @@
-"""Journal of a study: its identity, and one line per finished run."""
+"""Journal of a study: a file with its settings, and a file with one line per finished run."""
 
 import hashlib
 import json
@@ -10,12 +10,22 @@ from typing import Any, Final
 
 import msgspec
 
-from esper.files.atomic_write import write_durably
+from esper.files.append import open_to_append, write_all
+from esper.files.atomic_write import (
+    SaveError,
+    flush_to_disk,
+    make_folder,
+    remove_partials,
+    save_errors,
+    write_durably,
+)
+from esper.files.row_files import check_outside_runs
 from esper.files.writer_lock import WriterLock
-from esper.leyline.errors import UNREADABLE, EsperError
+from esper.leyline.errors import UNREADABLE, EsperError, notify
 from esper.run.provenance import changed_settings
 from esper.study.one_run import RunResult, StudyRun
 from esper.study.study_config import StudyConfig
+from esper.study.study_results import RESULT_FILES
 from esper.tamiyo.policy.checkpoint import POLICY_FILE, read_bytes, read_json
 
 FOLDER: Final = "journal"
@@ -24,13 +34,20 @@ LINES_FILE: Final = "runs.jsonl"
 
 
 class StudyJournal:
-    """Finished runs of one study with their results."""
+    """Finished runs of one study with their results.
 
-    def __init__(self, folder: Path) -> None:
+    A journal that cannot be written does not end the study; results then wait in memory (ADR 0044).
+    """
+
+    def __init__(self, folder: Path, lock: WriterLock) -> None:
+        self._lock = lock
         self._path = folder / LINES_FILE
+        self._waiting = bytearray()
+        """Lines that are not in the file yet."""
         self.lines: dict[StudyRun, RunResult] = {}
         content = self._path.read_bytes() if self._path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]  # A killed process may leave an incomplete last line.
+        # A killed process may leave an incomplete last line in the journal.
+        whole = content[: content.rfind(b"\n") + 1]
         for number, text in enumerate(whole.splitlines(), start=1):
             try:
                 line = msgspec.json.decode(text, type=RunResult)
@@ -41,14 +58,32 @@ class StudyJournal:
             self.lines[line.run] = line
         if len(whole) != len(content):
             os.truncate(self._path, len(whole))
+        self._file = open_to_append(self._path)
+        flush_to_disk(folder)
 
     def add(self, line: RunResult) -> None:
-        """Append the result of a run and flush it to the disk."""
-        with self._path.open("ab") as file:
-            file.write(msgspec.json.encode(line) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        """Append the result of a finished run to the journal, or print why it cannot be written yet."""
         self.lines[line.run] = line
+        self._waiting += msgspec.json.encode(line) + b"\n"
+        try:
+            self.write()
+        except SaveError as error:
+            notify(f"{error}; the study continues, and the result waits in memory")
+
+    def write(self) -> None:
+        """Write all results to the disk.
+
+        Raises:
+            SaveError: The journal cannot be written.
+        """
+        with save_errors(self._path):
+            self._lock.check()
+            write_all(self._file, self._waiting)
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file of the journal."""
+        os.close(self._file)
 
 
 @contextmanager
@@ -57,32 +92,47 @@ def open_journal(out: Path, file: Path, config: StudyConfig) -> Iterator[StudyJo
 
     Args:
         out: Folder of the study's results.
-        file: Study file, for error messages.
+        file: Study file, which error messages name.
         config: Content of the study file.
 
     Raises:
-        EsperError: The folder belongs to another study, another process uses it, or a line is damaged.
+        EsperError: The folder belongs to another study, has files of the names of the results, cannot be
+            written or is used by another process, or a line of the journal is damaged.
     """
     folder = out / FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        check_outside_runs(out)
     with ExitStack() as stack:
-        stack.callback(WriterLock(folder).release)
-        _check_identity(folder / IDENTITY_FILE, out, file, config)
-        yield StudyJournal(folder)
+        with save_errors(out):
+            make_folder(folder)
+            lock = WriterLock(folder)
+            stack.callback(lock.release)
+            _check_identity(folder / IDENTITY_FILE, out, file, config)
+            for place in (out, folder):
+                remove_partials(place)
+            journal = StudyJournal(folder, lock)
+        stack.callback(journal.close)
+        yield journal
 
 
 def _check_identity(path: Path, out: Path, file: Path, config: StudyConfig) -> None:
-    """Refuse a journal made with other settings, data or policies, because results depend on them."""
+    """Raise an error if the journal was made with other settings, data or policies, because results depend on
+    them.
+    """
     own: dict[str, Any] = config.model_dump(mode="json")
     own |= {f"data of {name}": config.task(name).digest() for name in config.tasks}
     own |= {
         f"policy {at}": hashlib.sha256(read_bytes(at / POLICY_FILE)).hexdigest() for at in config.policies()
     }
     if not path.exists():
+        if held := [name for name in RESULT_FILES if os.path.lexists(out / name)]:
+            raise EsperError(
+                f"'{out}' already holds {', '.join(held)} of another program; choose another --out"
+            )
         write_durably(path, json.dumps({"file": str(file), **own}, indent=1).encode())
         return
     kept = read_json(path)
-    kept.pop("sha256", None)  # Journals of version 0.1 hold a digest of all settings.
+    kept.pop("sha256", None)  # Journals of version 0.1 contain a digest of all settings, which is ignored.
     first_file = kept.pop("file", None)
     if different := changed_settings(own, kept):
         raise EsperError(

@@ -1,7 +1,8 @@
-"""Results of a study: arrays for the statistics, and the files with tables and charts."""
+"""Results of a study: arrays for the statistics, and the result files with tables and charts."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -10,7 +11,7 @@ import duckdb
 import msgspec
 import numpy as np
 
-from esper.files.atomic_write import partial_of, write_durably
+from esper.files.atomic_write import SaveError, partial_of, save_errors, write_durably
 from esper.karn.resampling import FloatArray
 from esper.karn.study_page import ArmNumbers, StudyNumbers, render_study, study_tables
 from esper.kasmina.compute import ComputeLedger
@@ -21,6 +22,7 @@ from esper.study.study_config import StudyConfig
 TABLE_FILE: Final = "table.md"
 PAGE_FILE: Final = "study.html"
 ROWS_FILE: Final = "answers.parquet"
+RESULT_FILES: Final = (TABLE_FILE, PAGE_FILE, ROWS_FILE)
 _COLUMNS: Final = """
     task VARCHAR, arm VARCHAR, training INTEGER, rng_seed BIGINT, mark DOUBLE, val_loss DOUBLE,
     test_loss DOUBLE, test_score DOUBLE, params BIGINT, seeds VARCHAR, flops MAP(VARCHAR, BIGINT),
@@ -29,7 +31,9 @@ _COLUMNS: Final = """
 
 
 def numbers_of(config: StudyConfig, task: str, found: TaskResults) -> StudyNumbers:
-    """Return the results of one task as arrays; if the budget differs by instance, its mean is used."""
+    """Return the results of one task as arrays; if instances of the task differ in budget, the mean budget is
+    used.
+    """
     ends = [answers[-1] for arm in found.arms.values() for training in arm for answers in training]
     dues = [answer.due for answer in ends if answer is not None]
     return StudyNumbers(
@@ -68,7 +72,9 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _notes(name: str, found: TaskResults) -> Iterator[str]:
-    """Yield the choices made for an arm (rate, plan), and the number of its failed runs."""
+    """Yield the choices made for an arm (factors on the learning rate, plan), and the number of its failed
+    runs.
+    """
     if found.factors[name]:
         yield f"rate × {' '.join(f'{factor:g}' for factor in found.factors[name])}"
     if name in found.plans:
@@ -82,26 +88,36 @@ def _notes(name: str, found: TaskResults) -> Iterator[str]:
             yield f"{count} of {len(ends)} {what}"
 
 
-def write_results(out: Path, name: str, config: StudyConfig, found: Mapping[str, TaskResults]) -> str:
-    """Write the results as Parquet, Markdown and HTML, and return the Markdown.
+def write_results(
+    out: Path, name: str, config: StudyConfig, found: Mapping[str, TaskResults], show: Callable[[str], None]
+) -> None:
+    """Write the results of a study as Parquet, Markdown and HTML, and show the Markdown in any case.
 
     Args:
-        out: Folder for the files.
+        out: Folder for the result files.
         name: Title of the study.
         config: Content of the study file.
-        found: Results by task.
+        found: Results of the study, by task.
+        show: Called with the Markdown.
+
+    Raises:
+        SaveError: A file cannot be written.
     """
     numbers = [numbers_of(config, task, own) for task, own in found.items()]
     tables = [table.markdown() for task in numbers for table in study_tables(task)]
     text = "\n\n".join([f"# {name}", *tables]) + "\n"
-    write_durably(out / TABLE_FILE, text.encode())
-    write_durably(out / PAGE_FILE, render_study(numbers, name).encode())
-    _write_rows(out / ROWS_FILE, config, found)
-    return text
+    try:
+        write_durably(out / TABLE_FILE, text.encode())
+        write_durably(out / PAGE_FILE, render_study(numbers, name).encode())
+        _write_rows(out / ROWS_FILE, config, found)
+    finally:
+        show(text)
 
 
 def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults]) -> None:
-    """Write one row per task, arm, training, rng seed and mark."""
+    """Write a Parquet file with one row per task, arm, training of a policy, rng seed and mark of the
+    budget.
+    """
     rows = [
         {"task": task, "arm": arm, "training": training, "rng_seed": rng_seed}
         | {"mark": mark, "charged": None if answer is None else answer.charged}
@@ -112,11 +128,20 @@ def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults
         for rng_seed, answers in zip(config.evaluation, members, strict=True)
         for mark, answer in zip(config.marks, answers, strict=True)
     ]
-    lines, partial = path.with_suffix(".jsonl"), partial_of(path)
-    lines.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+    folder = partial_of(path)
+    lines, parquet = folder / "rows.jsonl", folder / "rows.parquet"
     quoted = str(lines).replace("'", "''")
-    with duckdb.connect(":memory:") as database:
-        database.execute(f"CREATE TABLE answers ({_COLUMNS}); COPY answers FROM '{quoted}' (FORMAT json)")
-        database.table("answers").write_parquet(str(partial))
-    partial.replace(path)
-    lines.unlink()
+    try:
+        with save_errors(path):
+            folder.mkdir()
+            lines.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
+            with duckdb.connect(":memory:") as database:
+                database.execute(
+                    f"CREATE TABLE answers ({_COLUMNS}); COPY answers FROM '{quoted}' (FORMAT json)"
+                )
+                database.table("answers").write_parquet(str(parquet))
+            write_durably(path, parquet.read_bytes())
+    except duckdb.Error as error:
+        raise SaveError(f"'{path}' cannot be written: {str(error).splitlines()[0]}") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

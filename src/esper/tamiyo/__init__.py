@@ -1,4 +1,4 @@
-"""Controllers that decide when to grow: rules, fixed plans and trained policies, with trends of facts."""
+"""Controllers that decide when a network grows: rules, fixed plans and trained policies."""
 
 from esper.lazy_names import lazy_names
 
@@ -13,7 +13,7 @@ _NAMES = {
     "schedule": "Plan Rotation Schedule ScheduleEntry SeedChoice parse_plan",
     "tracker": "SignalTracker",
 }
-"""Public names by module, loaded on first use."""
+"""Public names of this package by the module that defines them; a module is imported on first use."""
 __getattr__ = lazy_names(
     __name__, {name: f"esper.tamiyo.{module}" for module, names in _NAMES.items() for name in names.split()}
 )

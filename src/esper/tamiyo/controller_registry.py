@@ -16,7 +16,7 @@ class ControllerSettings:
     """Settings of all controllers; each controller reads only some of the settings."""
 
     rng_seed: int = 0
-    """Seed of the random streams of controller ``random``."""
+    """Root rng seed of the actions drawn by controller ``random``."""
     rotation: tuple[str, ...] = ()
     """Blueprints in order of preference, read by controller ``heuristic``; empty for the default order."""
     plan: str | None = None
@@ -54,20 +54,20 @@ CONTROLLERS: Final[Mapping[str, Callable[[ActionSpace, ControllerSettings], Cont
     "race": lambda space, settings: tamiyo.RaceController(space),
     "ppo": _ppo,
 }
-"""Factories of controllers for one environment; a controller's module is imported on first use."""
+"""Functions that build a controller for one environment; a controller's module is imported on first use."""
 
 
 def make_controller(name: str, space: ActionSpace, settings: ControllerSettings | None = None) -> Controller:
     """Return the controller called ``name``, for one environment.
 
     Args:
-        name: A key of ``CONTROLLERS``.
+        name: Name of the controller, a key of ``CONTROLLERS``.
         space: The slots, blueprints and lifecycle rules that the controller decides on.
-        settings: The settings that the named controller reads; defaults where omitted.
+        settings: Settings of all controllers, of which the named controller reads some; defaults if omitted.
 
     Raises:
         UnknownNameError: No controller is called ``name``.
-        EsperError: A required setting is missing, or the plan or policy does not fit ``space``.
+        EsperError: The plan or policy that the controller needs is missing or does not fit ``space``.
     """
     if name not in CONTROLLERS:
         raise UnknownNameError("controller", name, CONTROLLERS)
@@ -75,7 +75,7 @@ def make_controller(name: str, space: ActionSpace, settings: ControllerSettings 
 
 
 def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) -> Controller | None:
-    """Return the controller that a user's argument describes.
+    """Return the controller that a user's argument ``controller`` describes.
 
     Args:
         wanted: A name of ``CONTROLLERS``, a plan such as ``conv_light@layer2:4``, the folder of a policy, a
@@ -84,7 +84,7 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
         epochs: Last epoch of the training, if known.
 
     Raises:
-        EsperError: ``wanted`` does not describe a controller, or a plan plants too early or too late.
+        EsperError: ``wanted`` does not describe a controller, or a plan plants a seed too early or too late.
     """
     if wanted is None or (isinstance(wanted, Controller) and not isinstance(wanted, type)):
         return wanted

@@ -16,25 +16,24 @@ from esper.leyline.factored_actions import (
     LifecycleOp,
     head_sizes,
 )
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.signals import EpochFacts
-from esper.leyline.slot_table import SlotTable
+from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.leyline.stream_seeds import derive_seed
 from esper.tamiyo.schedule import Plan
 
 
 def wait_everywhere(num_envs: int) -> IntArray:
-    """Return actions ``[env, 8]`` with WAIT in every environment."""
+    """Return actions ``[env, head]`` with the op WAIT in every environment."""
     return np.tile(CANONICAL_ACTION, (num_envs, 1))
 
 
 def ready_to_advance(table: SlotTable, rules: LifecycleRules, legal: BoolArray) -> BoolArray:
-    """Return the slots, bool ``[env, slot]``, whose stage is complete and that wait for the op ADVANCE.
+    """Return bool ``[env, slot]``: seeds that have completed their stage, so that ADVANCE would be accepted.
 
-    With auto-forward no slot is ready, since ADVANCE is never legal.
+    With auto-forward every entry is false, since ADVANCE is never legal.
     """
     incubated = (table.stage == Stage.TRAINING) & (table.epochs_in_stage >= rules.min_training_epochs)
     blended = (table.stage == Stage.BLENDING) & ~table.ramping & (table.alpha_target == 1.0)
@@ -51,7 +50,7 @@ class OffController:
         self.space = space
 
     def reset(self, episode: int) -> None:
-        """Do nothing: the controller has no state."""
+        """Do nothing, since OffController has no state."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         return Decisions(wait_everywhere(table.num_envs))
@@ -60,8 +59,8 @@ class OffController:
 class RandomController:
     """Controller that draws uniformly a legal op, a legal slot of the op, and each head that the op reads.
 
-    Row ``i`` of the slot table is environment ``env_indices[i]`` of the run. Each environment has its own
-    random stream, so its actions do not depend on the number of environments.
+    Row ``i`` of the slot table belongs to environment ``env_indices[i]`` of the run. Each environment has its
+    own random stream, so the actions in one environment do not depend on the number of environments.
     """
 
     name = "random"
@@ -74,7 +73,7 @@ class RandomController:
         self.reset(0)
 
     def reset(self, episode: int) -> None:
-        """Create the random streams of ``episode``."""
+        """Create the random streams that draw the actions of ``episode``."""
         self._streams = [
             np.random.default_rng(derive_seed(self._rng_seed, "env", env, "episode", episode, "decider"))
             for env in self._env_indices
@@ -86,7 +85,7 @@ class RandomController:
         return Decisions(np.array(rows, dtype=np.int64))
 
     def _draw(self, rng: np.random.Generator, legal: BoolArray) -> IntArray:
-        """Draw one action ``[8]`` from the legal pairs ``[op, slot]``."""
+        """Draw one action ``[head]``; its op and slot are a pair from ``legal``, bool ``[op, slot]``."""
         action = CANONICAL_ACTION.copy()
         action[Head.OP] = op = rng.choice(np.flatnonzero(legal.any(axis=1)))
         action[Head.SLOT] = rng.choice(np.flatnonzero(legal[op]))
@@ -99,8 +98,8 @@ class RandomController:
 class PeriodicController:
     """Controller that follows a fixed plan of germinations, the same in every environment.
 
-    Order of preference per step: a germination that is due, fossilizing a seed where that is legal, advancing
-    a seed whose stage is complete (without auto-forward).
+    In each step the controller germinates if the plan says so, else fossilizes a seed if legal, else (without
+    auto-forward) advances a seed whose stage is complete, else waits.
     """
 
     name = "periodic"
@@ -110,7 +109,7 @@ class PeriodicController:
         self._plan = plan
 
     def reset(self, episode: int) -> None:
-        """Do nothing: the plan depends on the epoch of each environment alone."""
+        """Do nothing, since a plan depends only on the epoch of each environment."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         rules = self._space.rules

@@ -1,11 +1,13 @@
-"""Rule-based controller for tasks with a compute budget: germinate when longer training gains too little.
+"""Rule-based controller for tasks with a compute budget: germinate when longer training helps too little.
 
 Compute can be doubled by training twice as long, or by training a network of twice the cost. The relative
-loss reduction of longer training is the slope of the loss over log2(compute), fitted to the present run. The
-relative loss reduction of a larger network is ``promise``, from power laws of the loss in model size (Kaplan
-et al. 2020). Compute is allocated best where the two reductions are equal (Hoffmann et al. 2022). A block
-that multiplies the cost by less than two gains in proportion, so the cost of a block cancels. The two
-reductions are relative, so neither the budget nor the scale of the loss enters.
+loss reduction by longer training is the slope of the training loss over log2(compute), fitted to the present
+run. The relative loss reduction by a larger network is the setting ``promise``, taken from power laws of the
+loss in model size (Kaplan et al. 2020). Compute is allocated best where longer training and a larger network
+reduce the loss equally (Hoffmann et al. 2022). A block that adds less than a doubling of the cost is expected
+to reduce the loss by a proportionate part of ``promise``, so the decision does not depend on the cost of a
+block. Loss reductions are relative, so the decision depends neither on the budget nor on the scale of the
+loss.
 """
 
 import math
@@ -27,16 +29,17 @@ class CountingSettings:
     """Relative loss reduction expected from a network of twice the cost."""
     least_steps: int = 4
     least_minibatches: int = 500
-    """Smallest number of minibatches in a fit; with fewer, an early plateau looks like saturation."""
+    """Smallest number of minibatches that a fit of the loss spans; a shorter span can be an early plateau."""
     least_rise: float = math.sqrt(2.0)
-    """Smallest ratio of compute at the end and start of a fit; with less, noise looks like saturation."""
+    """Smallest ratio of end compute to start compute of a loss fit; below it noise dominates the slope."""
     settling: float = 1.25
-    """Ratio of compute to compute at the last germination from which losses are used in a fit again."""
+    """After a germination at compute C, fits of the loss start at compute ``settling`` · C."""
     blueprint: str = "stack"
 
 
 class CountingController:
-    """Controller that germinates in the most upstream free slot when training gains less than ``promise``.
+    """Controller that germinates in the first free slot when longer training helps less than a larger
+    network.
 
     Each of the ``num_envs`` environments has its own loss curve.
     """
@@ -66,9 +69,9 @@ class CountingController:
 
 
 class _Curve:
-    """Training loss of one environment by step; every step has the same compute.
+    """Training loss of one environment by step; every step spends the same compute.
 
-    The validation loss is not used: it has few samples, so its trend can differ from the true trend.
+    The validation loss is not used, because it is a mean over few samples and its trend is noisy.
     """
 
     def __init__(self) -> None:
@@ -87,8 +90,9 @@ class _Curve:
     def gain(self, settings: CountingSettings) -> float:
         """Return an upper estimate of the relative loss reduction per doubling of compute.
 
-        The estimate is (−slope + standard error) / present loss, fitted to the last doubling of compute after
-        the last germination has settled. The estimate is infinite while there are too few points for a fit.
+        The estimate is (standard error − slope) / fitted present loss, for a line fitted to the losses of the
+        last doubling of compute, without the steps just after a germination. The estimated loss reduction is
+        infinite while there are too few losses for a fit.
         """
         begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
         fitted = self._losses[begin:]

@@ -1,7 +1,8 @@
-"""Rule-based controller: germinate on a plateau, fossilize seeds that contribute, prune seeds that hurt.
+"""Rule-based controller: germinate on a plateau, fossilize seeds that raise the score, prune the others.
 
-The controller takes one action per environment and step. Rules in order: fossilize, prune, advance (only
-without auto-forward), germinate; the first rule with a legal candidate slot is applied, else WAIT.
+The heuristic controller takes one action per environment and step. The rules of the heuristic are, in order:
+fossilize, prune, advance (only without auto-forward), germinate. The first rule with a legal candidate slot
+decides the action; without such a rule the action is WAIT.
 """
 
 from dataclasses import dataclass
@@ -18,11 +19,10 @@ from esper.leyline.factored_actions import (
     LifecycleOp,
     Tempo,
 )
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.leyline.signals import EpochFacts, TrainingSignals
-from esper.leyline.slot_table import SlotTable
+from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.leyline.thresholds import CONFIDENCE_Z
 from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
@@ -33,27 +33,30 @@ STRONGEST_FIRST: Final = (
     ["conv_heavy", "conv_light", "bottleneck", "depthwise", "norm", "conv_small", "attention"],
     ["mlp", "attention", "mlp_small", "lora_large", "flex_attention", "lora", "norm"],
 )
-"""Blueprints of image hosts and of token hosts, strongest first."""
+"""Blueprints of image hosts and of token hosts, in the order in which the heuristic tries them."""
 TEMPO: Final = Tempo.FAST
 EVALUATION_EPOCHS: Final = 1
-"""Epochs at constant alpha before a seed can be pruned for its contribution."""
+"""Number of epochs at constant alpha before a seed can be pruned for a negative contribution."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeuristicSettings:
-    """Settings of the heuristic controller; epochs are host epochs."""
+    """Settings of the heuristic controller; all epochs are epochs of the host's training."""
 
     patience: int = 0
-    """Plateau epochs before a germination; 0 germinates whenever a slot is free."""
+    """Number of plateau epochs before a germination; with 0 a seed is planted whenever a slot is free."""
     rotation: tuple[str, ...] = ()
-    """Names of blueprints in order of preference; empty means all of the host, strongest first."""
+    """Names of blueprints in order of preference; empty means all blueprints of the host, strongest first."""
     penalty_steps: int = 10
-    """Penalty in steps: a blueprint is chosen last after one of its seeds was removed; penalties add up."""
-    stuck_epochs: int = 5
-    """Epochs after the regular end of its stage from which a seed counts as stuck and is pruned.
+    """Steps for which a blueprint is tried last after one of its seeds was removed.
 
-    HOLDING has no regular end: after ``stuck_epochs`` in HOLDING the sign of the contribution decides,
-    without a confidence interval.
+    The steps of several removals add up.
+    """
+    stuck_epochs: int = 5
+    """Number of epochs beyond the regular length of a stage after which a seed is pruned as stuck.
+
+    HOLDING has no regular length: after ``stuck_epochs`` in HOLDING a seed with a positive contribution is
+    fossilized and any other is pruned, without regard to the confidence interval.
     """
 
 
@@ -92,7 +95,7 @@ class HeuristicController:
         return Decisions(actions)
 
     def _penalise_removals(self, facts: EpochFacts, table: SlotTable) -> None:
-        """Penalise the blueprints of seeds that were removed, or began their removal, since the last step.
+        """Penalise the blueprints of seeds that were removed, or began a ramp to zero, since the last step.
 
         Removals are read from the slot table and not from past actions: the governor removes seeds too, and a
         prune can be refused.
@@ -118,20 +121,20 @@ class HeuristicController:
         )
 
     def _choose_seeds(self, actions: IntArray) -> None:
-        """Set tempo and blueprint of germinations: the blueprint with the least penalty, ties by rotation."""
+        """Set tempo and blueprint of germinations; the blueprint is the first with the least penalty."""
         planting = actions[:, Head.OP] == LifecycleOp.GERMINATE
         actions[:, Head.BLUEPRINT] = self._rotation[self._penalty.argmin(axis=1)]
         actions[:, Head.TEMPO] = TEMPO
-        # A seed that does not fit, or dies in its first epoch, never appears in the slot table. A planted
-        # seed is marked as kept, so a missing seed counts as removed in the next step and its blueprint is
-        # penalised.
+        # A seed that does not fit its slot, or is removed in its first epoch, never appears in the slot
+        # table. So every planted seed is noted here: if the seed is missing in the next step, its blueprint
+        # is penalised.
         envs, slots = np.flatnonzero(planting), actions[planting, Head.SLOT]
         self._kept[envs, slots] = True
         self._blueprint[envs, slots] = actions[planting, Head.BLUEPRINT]
 
 
 def keep_or_remove(table: SlotTable, rules: LifecycleRules, settings: HeuristicSettings) -> IntArray:
-    """Return actions ``[env, 8]``: fossilize the best worthy seed, else prune the worst unwanted seed."""
+    """Return actions ``[env, head]`` that fossilize one good seed, else prune one bad seed, else wait."""
     legal = legal_slots_by_op(table, rules)
     worthy, unwanted = evaluate(table, rules, settings)
     value = np.nan_to_num(table.contribution)
@@ -145,10 +148,10 @@ def apply_rule(actions: IntArray, op: LifecycleOp, candidates: BoolArray, prefer
     """Set ``op`` and its preferred candidate slot in environments whose action is still WAIT.
 
     Args:
-        actions: ``[env, 8]``, changed in place.
-        op: Op of the rule.
+        actions: Actions ``[env, head]``, changed in place.
+        op: Op that the rule applies.
         candidates: Bool ``[env, slot]``, slots to which the rule applies.
-        preference: ``[env, slot]``; the candidate with the largest value is taken.
+        preference: Values ``[env, slot]``; the candidate slot with the largest value is chosen.
     """
     chosen = (actions[:, Head.OP] == LifecycleOp.WAIT) & candidates.any(axis=1)
     slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
@@ -161,11 +164,12 @@ def evaluate(
 ) -> tuple[BoolArray, BoolArray]:
     """Return two bool arrays ``[env, slot]``: seeds to fossilize and seeds to prune.
 
-    A seed without a measured contribution is in neither array, unless it is stuck before a measurement.
+    A seed without a measured contribution is neither fossilized nor pruned, unless it is stuck in TRAINING or
+    BLENDING.
     """
     blending, holding = table.stage == Stage.BLENDING, table.stage == Stage.HOLDING
-    # Epochs count from the end of a ramp: the contribution at partial alpha does not predict the contribution
-    # at full alpha.
+    # In BLENDING, epochs are counted from the end of the alpha ramp, because the contribution at partial
+    # alpha does not predict the contribution at full alpha.
     beyond = table.epochs_in_stage - _stage_length(table, rules)
     overdue = beyond >= settings.stuck_epochs
     undecided = holding & overdue & table.measured
@@ -173,7 +177,8 @@ def evaluate(
 
     worthy = holding & (table.contribution - margin > 0.0)
     if rules.strict_fossilize:
-        # Gate G5 would refuse a seed below its limit at every step, and no other rule would be applied.
+        # Gate G5 would refuse to fossilize a seed below ``min_contribution`` at every step, and no later rule
+        # would be applied.
         lower = table.contribution - CONFIDENCE_Z * table.contribution_error
         worthy &= lower >= rules.min_contribution
 
@@ -186,15 +191,15 @@ def evaluate(
 
 
 def _stage_length(table: SlotTable, rules: LifecycleRules) -> IntArray:
-    """Return the regular length in epochs of each slot's stage ``[env, slot]``; 0 if it has none."""
+    """Return the regular number of epochs ``[env, slot]`` of a slot's stage; 0 for stages without one."""
     length = np.where(table.stage == Stage.TRAINING, rules.min_training_epochs, 0)
     return np.where(table.stage == Stage.BLENDING, table.ramp_epochs, length)
 
 
 def slot_ranks(enabled: BoolArray) -> FloatArray:
-    """Return the rank ``[env, slot]`` of every enabled slot: its distance from the middle slot.
+    """Return the distance ``[env, slot]`` of every enabled slot from the middle of the enabled slots.
 
-    The controller germinates in the slot with the lowest rank.
+    The heuristic controller germinates in the free slot with the smallest distance.
     """
     index: FloatArray = np.cumsum(enabled, axis=1, dtype=np.float64) - 1.0
     return np.abs(index - 0.5 * index[:, -1:])

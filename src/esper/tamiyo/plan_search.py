@@ -1,6 +1,6 @@
-"""Evolutionary search for the best open-loop plan: random plans first, then mutations of the best plans.
+"""Evolutionary search for the best plan of germinations: random plans, then mutations of the best plans.
 
-The caller evaluates the plans; ``propose`` returns the next generation, given all losses so far.
+The caller trains a network with each plan; ``propose`` returns new plans, given the losses of earlier plans.
 """
 
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from esper.leyline import ActionSpace, derive_seed
 
 GENERATIONS: Final = 4
 PARENTS: Final = 3
-"""Number of best plans that are mutated."""
+"""Number of best plans (lowest loss) that are mutated into new plans."""
 
 Entries = tuple[tuple[int, str], ...]
 """Plan as pairs (step, blueprint) in order of steps; slots are filled upstream first."""
 
 
 def propose(known: Mapping[str, float], count: int, space: ActionSpace, last: int) -> list[str]:
-    """Return up to ``count`` new plans as text, deterministic for the same arguments.
+    """Return up to ``count`` new plans as text; equal arguments give equal plans.
 
     Args:
-        known: Losses of the plans evaluated so far.
+        known: Losses of the plans evaluated so far, by the text of the plan.
         count: Number of plans; fewer are returned if the search finds no more new plans.
         space: Action space of the host.
-        last: Upper bound, exclusive, of the germination steps.
+        last: All germinations are at steps below ``last``.
     """
     rng = np.random.default_rng(derive_seed(len(known), "plans"))
     parents = sorted(known, key=lambda plan: known[plan])[:PARENTS]
@@ -41,7 +41,7 @@ def propose(known: Mapping[str, float], count: int, space: ActionSpace, last: in
 
 
 def _drawn(rng: np.random.Generator, space: ActionSpace, last: int) -> Entries:
-    """Draw a random number of seeds of one blueprint, at steps uniform on a logarithmic scale."""
+    """Draw a plan: a random number of seeds of one blueprint, at steps uniform on a logarithmic scale."""
     blueprint, count = _blueprint(rng, space), rng.integers(1, space.slot_config.num_slots + 1)
     return _ordered([(_step(rng, last), blueprint) for _ in range(count)])
 
@@ -72,7 +72,7 @@ def _blueprint(rng: np.random.Generator, space: ActionSpace) -> str:
 
 
 def _ordered(entries: list[tuple[int, str]]) -> Entries:
-    """Sort germinations by step; of several at one step all but the first move to later steps."""
+    """Sort germinations by step; if several have the same step, all but the first move to later steps."""
     ordered: list[tuple[int, str]] = []
     for step, blueprint in sorted(entries):
         ordered.append((max(step, ordered[-1][0] + 1) if ordered else step, blueprint))

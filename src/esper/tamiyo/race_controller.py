@@ -1,7 +1,8 @@
 """Controller that plants the winner of a race, the default controller of ``esper.grow``.
 
 A race trains candidate seeds for a few batches, and for comparison a copy of the network without a new seed.
-RaceController reads the result of the race and decides whether the winner is worth its compute."""
+RaceController reads the result of a race and plants the winner if the reduction of the loss is worth the
+compute that the winner adds."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from esper.tamiyo.heuristic import keep_or_remove
 from esper.tamiyo.saturation_controller import EVALUATION, planting
 
 ERRORS: Final = 2.0
-"""Number of standard errors that the winner's lead in a race must exceed."""
+"""Number of standard errors by which the winner's loss must be below the loss of the network without it."""
 PROMISE: Final = 0.01
-"""Relative loss reduction that a seed must give per doubling of the compute of a step."""
+"""Relative loss reduction that a seed must reach for each doubling of the compute per step."""
 LEAST_CHANGE: Final = 0.01
-"""Smallest lead, relative to the loss, for which a seed is planted, however cheap the seed is."""
+"""Smallest relative loss reduction for which a seed is planted, even if the seed adds no compute."""
 
 
 class RaceController:
-    """Controller that plants the winner of a race and keeps or removes the seed by its contribution."""
+    """Controller that plants the winner of a race, and later keeps or removes it by its contribution."""
 
     name = "race"
 
@@ -29,7 +30,7 @@ class RaceController:
         self._space = space
 
     def reset(self, episode: int) -> None:
-        """Do nothing: every decision of RaceController depends on the last facts only."""
+        """Do nothing, since RaceController decides from the last facts and the last slot table alone."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         actions = keep_or_remove(table, self._space.rules, EVALUATION)
@@ -41,11 +42,11 @@ class RaceController:
 
 
 def is_worthwhile(race: RaceResult) -> bool:
-    """Return whether the winner's lead is clear and worth the compute that its seed adds.
+    """Return whether the race winner's loss reduction is significant and worth the compute that it adds.
 
-    All networks in a race are trained on the same batches. A seed that makes a step ``r`` times as expensive
-    leaves ``1 / r`` of the steps, so the seed must lower the loss as much as ``log2(r)`` doublings of the
-    training would."""
+    All networks in a race are trained on the same batches. A seed that multiplies the compute of a step by
+    ``r`` leaves compute for ``1 / r`` of the steps. So the seed must lower the loss by more than ``log2(r)``
+    doublings of the number of steps would."""
     if not race.candidates:
         return False
     best = race.candidates[0]

@@ -1,7 +1,8 @@
-"""Controller that plants a seed when the metric saturates over the compute spent.
+"""Controller that plants a seed when more compute no longer improves the validation metric enough.
 
-SaturationController is the default controller in a user's training loop. It keeps seeds that help and removes
-other seeds. Its rules use differences and shares only, so they do not depend on the scale of the metric."""
+SaturationController is the default controller in a user's training loop. SaturationController keeps seeds
+that improve the metric and removes all others. The decisions of SaturationController do not depend on the
+scale of the metric, since they compare changes of the metric with each other."""
 
 from __future__ import annotations
 
@@ -10,33 +11,33 @@ from typing import Final
 import numpy as np
 
 from esper.leyline.factored_actions import Head, IntArray, LifecycleOp
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EpochFacts
-from esper.leyline.slot_table import SlotTable
+from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.tamiyo.controllers import wait_everywhere
 from esper.tamiyo.heuristic import HeuristicSettings, default_rotation, keep_or_remove
 from esper.tamiyo.trend import per_doubling
 
 FAVOURITES: Final = ("conv_light", "mlp_small")
-"""Cheap blueprints, which are planted first in feature maps and features."""
+"""Cheap blueprints, which are planted first in networks without tokens."""
 COPY, OF_TOKENS_ONLY = "stack", "flex_attention"
 EVALUATION: Final = HeuristicSettings()
-"""Thresholds for keeping and removing a seed."""
+"""Settings of the heuristic rules that keep or remove a planted seed."""
 SATURATED_SHARE: Final = 0.3
-"""Plant when the next doubling of compute is expected to add less than 0.3 of all progress so far.
+"""A seed is planted if the next doubling of compute is expected to add less than 0.3 of all progress so far.
 
-If each doubling adds the same progress, the controller plants after ten times the compute of the first epoch.
+If each doubling of compute adds the same progress, a seed is planted after ten times the compute of the first
+epoch.
 """
 LEAST_EPOCHS: Final = 5
-"""Smallest number of epochs for fitting a slope, also after a seed was planted."""
+"""Smallest number of epochs to which a slope of the metric is fitted, counted from the last planting."""
 MOST_FAILURES: Final = 2
-"""Number of removed seeds after which no more seeds are planted."""
+"""Number of removed seeds after which SaturationController plants no more seeds."""
 
 
 class SaturationController:
-    """Controller that plants one seed at a time on saturation, and keeps or removes it by its contribution.
+    """Controller that plants one seed at a time on saturation of the metric, and later keeps or removes it.
 
     Args:
         space: Action space of the network.
@@ -54,13 +55,13 @@ class SaturationController:
         self._rotation = sorted(
             default_rotation(space), key=lambda index: space.blueprint_names[index] not in favourites
         )
-        # In experiments/021-diagnose the best of three sites was the last site in all 6 networks with tokens,
-        # and the first site in 12 of 18 other networks.
+        # In experiments/021-diagnose the best of three sites for a seed was the last site in all 6 networks
+        # with tokens, and the first site in 12 of 18 networks without tokens.
         self._downstream_first = has_tokens
         self.reset(0)
 
     def reset(self, episode: int) -> None:
-        """Clear the recorded scores and the number of removed seeds."""
+        """Clear the recorded validation scores and the list of removed seeds."""
         self._scores: list[float] = []
         self._spent: list[float] = []
         self._grown_at = 0
@@ -78,10 +79,11 @@ class SaturationController:
         return Decisions(self._confirmed(keep_or_remove(table, self._space.rules, EVALUATION)))
 
     def _confirmed(self, actions: IntArray) -> IntArray:
-        """Replace FOSSILIZE by WAIT or PRUNE until the network is better than its best before the seed.
+        """Replace FOSSILIZE by WAIT or PRUNE unless the mean score since planting exceeds all earlier scores.
 
-        A trained network depends on its seed, so switching the seed off overestimates its contribution. A
-        seed is removed as stuck if the network does not improve on its best before the seed."""
+        A network that was trained with a seed depends on it, so switching the seed off overestimates its
+        contribution. If the mean score since planting does not exceed all earlier scores, the seed is pruned
+        after ``stuck_epochs`` epochs."""
         since, before = self._scores[self._grown_at :], self._scores[: self._grown_at]
         is_kept = actions[0, Head.OP] == LifecycleOp.FOSSILIZE
         if not (is_kept and since and before) or float(np.mean(since)) > max(before):
@@ -102,14 +104,14 @@ class SaturationController:
         return wait_everywhere(1)
 
     def _worthwhile(self) -> bool:
-        """Return whether a seed planted now can still be evaluated."""
+        """Return whether few enough seeds have failed and enough epochs are left to evaluate a new seed."""
         if len(self._failed) >= MOST_FAILURES:
             return False
         needed = 1 + EVALUATION.stuck_epochs
         return self._epochs is None or len(self._scores) + needed <= self._epochs
 
     def _saturated(self) -> bool:
-        """Return whether a line fitted over log compute predicts too little gain for the next doubling."""
+        """Return whether the score is predicted to rise too little in the next doubling of compute."""
         scores = self._scores
         begin = max(self._grown_at, len(scores) // 2)
         if len(scores) - begin < LEAST_EPOCHS or not np.isfinite(scores).all():
@@ -119,7 +121,7 @@ class SaturationController:
 
 
 def planting(slot: int, blueprint: int) -> IntArray:
-    """Return the action ``[1, 8]`` that germinates ``blueprint`` in ``slot``."""
+    """Return the action ``[env, head]`` that germinates ``blueprint`` in ``slot``, for one environment."""
     actions = wait_everywhere(1)
     actions[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = LifecycleOp.GERMINATE, slot, blueprint
     return actions

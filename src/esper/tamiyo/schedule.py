@@ -1,13 +1,13 @@
-"""Plans of germinations for the periodic controller, and their text form.
+"""Plans of germinations for the periodic controller, and the text in which a plan is written.
 
-Text forms::
+Forms of the text of a plan, with their meaning::
 
     conv_heavy@r0c0:0,conv_light/fast@r0c1:4     blueprint[/option…]@slot:step, separated by commas
     every:3                                      every third step, all blueprints of the host in turn
     every:3:conv_heavy,norm/gated_gate           every third step, the named ones in turn
 
-Options, in any order: a blend style, a tempo (fast, standard, slow), an alpha target (half, seventy, full).
-Step 0 is the decision before the first epoch.
+The options of a seed are, in any order: a blend style, a tempo (fast, standard, slow), and an alpha target
+(half, seventy, full). Step 0 is the decision before the first epoch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,7 +26,7 @@ _OPTIONS: Final[Mapping[str, Mapping[str, Any]]] = {
 
 
 class SeedChoice(NamedTuple):
-    """Values of the heads of GERMINATE after the slot, in ``Head`` order."""
+    """Blueprint, style, tempo and alpha target of a germination, in ``Head`` order."""
 
     blueprint: int
     style: Style = Style.LINEAR_ADD
@@ -35,7 +35,7 @@ class SeedChoice(NamedTuple):
 
 
 class ScheduleEntry(NamedTuple):
-    """One germination of a schedule."""
+    """One germination of a plan: step, slot and kind of seed."""
 
     step: int
     slot: int
@@ -43,19 +43,19 @@ class ScheduleEntry(NamedTuple):
 
 
 class Plan(Protocol):
-    """Plan of germinations by step of an episode."""
+    """Interface of a plan, which returns the germination that is planned for a step of an episode, if any."""
 
     def due(self, step: int, free: BoolArray) -> tuple[int, SeedChoice] | None:
-        """Return slot and seed to germinate at ``step``, None if no germination is due.
+        """Return the slot and kind of seed to germinate at ``step``; None if there is no germination.
 
         Args:
             step: Number of earlier decisions in the episode.
-            free: Bool ``[slot]``, slots in which a germination is legal.
+            free: Bool ``[slot]``, whether a germination in each slot is legal.
         """
 
 
 class Schedule:
-    """Plan of germinations at given steps; a germination is skipped if its slot is not free."""
+    """Plan of germinations at given steps; a germination is skipped if its slot is not free at that step."""
 
     def __init__(self, entries: tuple[ScheduleEntry, ...]) -> None:
         self.entries = entries
@@ -75,7 +75,7 @@ class Schedule:
 class Rotation:
     """Plan of a germination every ``period`` steps, cycling through ``seeds``, in the first free slot.
 
-    The seed depends on the step alone: without a free slot the germination is skipped, not postponed.
+    Without a free slot a germination is skipped and not postponed: the blueprint depends on the step alone.
     """
 
     def __init__(self, period: int, seeds: tuple[SeedChoice, ...]) -> None:
@@ -148,7 +148,7 @@ LONGEST_NUMBER: Final = 9
 
 
 def _parse_number(text: str, what: str) -> int:
-    # str.isdecimal and int accept decimal digits of all scripts.
+    # Both str.isdecimal and int accept the decimal digits of any writing system.
     if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise EsperError(f"the {what} must be a whole number from 0; found '{text[:80]}'")
     return int(text)

@@ -1,6 +1,7 @@
-"""Trends over the facts of successive epochs, which a controller computes before it decides.
+"""Trends over the last epochs, computed from the facts of each epoch, for the decisions of a controller.
 
-All state of the tracker is ``[env]`` or ``[env, 5]``; state of single slots is in the ``SlotTable``.
+The tracker's arrays are ``[env]`` or ``[env, epoch]``, for the last five epochs; the state of slots is in the
+``SlotTable``.
 """
 
 import numpy as np
@@ -13,7 +14,7 @@ from esper.leyline.thresholds import PLATEAU_GAIN, STABLE_EPOCHS, STABLE_LOSS_GA
 class SignalTracker:
     """Computes ``TrainingSignals`` from ``EpochFacts``, one update per epoch, all environments at once.
 
-    At epoch 0 of an environment its trends restart; trends of other environments continue.
+    When an environment is at epoch 0, its trends restart, and those of other environments continue.
     """
 
     def __init__(self, num_envs: int) -> None:
@@ -40,7 +41,8 @@ class SignalTracker:
         loss, score = facts.val_loss, facts.val_score
         fresh = (facts.epoch == 0) | ~self._started
         self._started = np.ones(self._num_envs, dtype=np.bool_)
-        # A diverged host can have a loss of inf twice in a row; the difference of the two losses is NaN.
+        # A diverged host can have an infinite loss in two epochs in a row; the difference of the losses is
+        # NaN.
         with np.errstate(invalid="ignore"):
             loss_delta = np.where(fresh, 0.0, self._losses[:, -1] - loss)
             score_delta = np.where(fresh, 0.0, score - self._scores[:, -1])
@@ -61,8 +63,8 @@ class SignalTracker:
         )
 
     def _count(self, fresh: BoolArray, loss_delta: FloatArray, score_delta: FloatArray) -> None:
-        """Update the counters of plateau and settled epochs; must be called before ``_remember``."""
-        # A gain of NaN counts as part of the plateau, since comparisons with NaN are false.
+        """Update the counts of plateau epochs and of epochs with a steady loss; call before ``_remember``."""
+        # An epoch with a score gain of NaN is a plateau epoch, since comparisons with NaN are false.
         gained = fresh | (score_delta >= PLATEAU_GAIN)
         self._plateau = np.where(gained, 0, self._plateau + 1)
 
@@ -74,7 +76,8 @@ class SignalTracker:
         self._stabilised = (self._stabilised & ~fresh) | (self._settled >= STABLE_EPOCHS)
 
     def _follow_last_seed(self, fresh: BoolArray, facts: EpochFacts) -> None:
-        """Store loss and slope before the last germination; must be called before ``_remember``."""
+        """At a germination, store the loss before it and the slope of the losses before it; call before
+        ``_remember``."""
         born = ~fresh & (facts.last_op == OP_GERMINATE) & facts.last_success
         before = loss_slope(self._losses, facts.epoch - 1)
         self._loss_at_birth = np.where(born, self._losses[:, -1], self._loss_at_birth)
@@ -88,7 +91,7 @@ class SignalTracker:
             return np.where(promised > 0.0, (self._loss_at_birth - loss) / promised, np.nan)
 
     def _remember(self, fresh: BoolArray, loss: FloatArray, score: FloatArray) -> None:
-        """Update histories and best values in new arrays, since returned signals hold the old arrays."""
+        """Store histories and best values in new arrays, since returned signals refer to the old arrays."""
         self._losses = _push(self._losses, loss, fresh)
         self._scores = _push(self._scores, score, fresh)
         self._best_loss = np.where(fresh, loss, np.fmin(self._best_loss, loss))
@@ -96,15 +99,17 @@ class SignalTracker:
 
 
 def _push(history: FloatArray, value: FloatArray, fresh: BoolArray) -> FloatArray:
-    """Append values to ``history [env, 5]`` and drop the oldest; fill the history where ``fresh`` is true."""
+    """Append ``value`` to ``history [env, epoch]`` and drop the oldest epoch; in environments with ``fresh``,
+    set all epochs to ``value``."""
     moved = np.concatenate([history[:, 1:], value[:, None]], axis=1)
     return np.where(fresh[:, None], value[:, None], moved)
 
 
 def loss_slope(history: FloatArray, epoch: IntArray) -> FloatArray:
-    """Return the mean decrease of the loss per step over ``history [env, 5]``; NaN before the first step.
+    """Return the mean loss decrease per step over ``history [env, epoch]``; NaN before the first step.
 
-    A history starts filled with the first loss, so the oldest entry is the first loss in short episodes.
+    A new history has the first loss in all its entries, so the oldest entry is the first loss until the
+    history is full.
     """
     steps = np.minimum(epoch, HISTORY_LENGTH - 1)
     with np.errstate(invalid="ignore", over="ignore"):

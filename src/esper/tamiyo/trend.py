@@ -12,11 +12,11 @@ class Trend(NamedTuple):
     """Linear fit of a metric over log2(compute)."""
 
     slope: float
-    """Slope: change of the metric per doubling of compute."""
+    """Change of the metric per doubling of compute."""
     now: float
-    """Value of the fitted line at the last point."""
+    """Metric at the last point, according to the fitted line."""
     error: float
-    """Standard error of the slope."""
+    """Standard error of ``slope``."""
 
 
 def per_doubling(compute: Sequence[float] | NDArray[np.float64], values: Sequence[float]) -> Trend:

@@ -1,1 +1,1 @@
-"""Environments: tasks, data, training of hosts with seeds, episodes."""
+"""Environments in which networks grow: tasks, data, training of hosts with seeds, and episodes."""

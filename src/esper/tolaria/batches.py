@@ -1,6 +1,5 @@
-"""Minibatches: each environment draws its samples, and one call gathers the samples of all environments of a
-device.
-"""
+"""Minibatches: each environment draws sample indices, and one indexing call per device gathers the
+samples."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -11,19 +10,14 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.tolaria.data import Splits
-from esper.tolaria.devices import Device
-
-
-def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor from the CPU to ``device`` without waiting for the end of the copy."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+from esper.tolaria.devices import Device, send
 
 
 class BatchCursor:
-    """Endless sequence of shuffled minibatches of fixed size.
+    """Endless sequence of shuffled minibatches of a fixed number of samples.
 
-    An epoch of the host is a number of minibatches and not a pass over the data. The last samples that do not
-    fill a minibatch are dropped at each reshuffle.
+    The samples are reshuffled after each pass over the data; the last samples that do not fill a minibatch
+    are dropped.
     """
 
     def __init__(self, count: int, batch_size: int, generator: torch.Generator) -> None:
@@ -60,27 +54,27 @@ class BatchCursor:
 
 
 class Drawer(Protocol):
-    """Environment with the sample indices of an epoch's minibatches."""
+    """Protocol of an environment that has drawn the sample indices of all minibatches of an epoch."""
 
     device: Device
     splits: Splits
     chosen: Sequence[Tensor]
-    """Sample indices of each minibatch within the training split."""
+    """Indices, within the training split, of the samples of each minibatch."""
 
 
 class Gathered(NamedTuple):
     """Minibatch of one environment, in the dtype and layout of the data set."""
 
     env: int
-    """Position of the environment in the list of environments."""
+    """Index of the environment in the argument ``envs`` of ``SharedBatchIterator``."""
     inputs: Tensor
     targets: Tensor
 
 
 class SharedBatchIterator:
-    """Iterator that yields, for each minibatch number, the minibatches of all environments that have so many.
+    """Iterator over the minibatches of an epoch: item k has the k-th minibatch of every environment.
 
-    Environments on the same device with the same data set are gathered in one call.
+    The minibatches of environments with the same device and data set are gathered in one indexing call.
     """
 
     def __init__(self, envs: Sequence[Drawer]) -> None:
@@ -92,7 +86,7 @@ class SharedBatchIterator:
             yield sorted(gathered, key=lambda found: found.env)
 
     def _groups(self, number: int) -> list[list[int]]:
-        """Return the environments that have a minibatch with this number, grouped by device and data set."""
+        """Return the environments with more than ``number`` minibatches, grouped by device and data set."""
         groups: dict[tuple[str, int], list[int]] = {}
         for at, env in enumerate(self._envs):
             if number < len(env.chosen):

@@ -1,9 +1,10 @@
-"""Results of one run at several shares of its compute budget (marks).
+"""Tests of one run at several marks, which are shares of its compute budget.
 
-With a decay schedule a run has no usable result before its end. Therefore the run is copied at 0.8 of the
-compute of every mark. The copy of the run plants no more seeds, decays its learning rate, commits and is
-tested at the mark; the run itself continues unchanged. The compute of a copy is not charged to the run: a
-result at mark m costs m.
+A run whose learning rate decays at the end has no usable network before its end. To test the run at an
+earlier mark, the run is copied when it has spent 0.8 of the compute of that mark. The copy of the run plants
+no more seeds, decays its learning rate, commits and is tested at the mark; the run itself continues
+unchanged. The compute of the copies is not charged to the run: a network that is tested at a mark has cost
+the compute of that mark.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from esper.kasmina.schedules import DECAY_SHARE
+from esper.kasmina.optimizer_groups import DECAY_SHARE
 from esper.leyline import CANONICAL_ACTION, Controller, EpochFacts, EsperError
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.episode_report import EpisodeReport
@@ -21,7 +22,7 @@ MARKS: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 
 
 class Branch(NamedTuple):
-    """Copy of a run that ended at a mark, with its report."""
+    """Copy of a run that ended at a compute mark of the budget, with the report of its episode."""
 
     mark: float
     env: MorphEnv
@@ -36,16 +37,16 @@ def branches(
     marks: tuple[float, ...] = MARKS,
     prepare: Callable[[MorphEnv], object] = lambda env: None,
 ) -> Iterator[Branch]:
-    """Run one episode and yield a finished copy of the run at every mark.
+    """Run one episode and yield a finished copy of it at every compute mark of the budget.
 
-    If too many rollbacks end the episode, the last good network is the result at later marks.
+    If too many rollbacks end the episode, its last good network is tested at all later marks.
 
     Args:
-        task: Task with a budget and a ``wsd`` schedule.
-        controller: Chooses the actions; None always waits.
-        rng_seed: Root seed of the episode.
-        marks: Shares of the budget.
-        prepare: Called with the environment before its first step.
+        task: Task with a budget and a ``wsd`` (warmup-stable-decay) schedule.
+        controller: Controller that chooses the actions; None waits at every step.
+        rng_seed: Root of the random streams of the episode.
+        marks: Shares of the budget at which a copy of the run is tested.
+        prepare: Function that is called with the environment before its first step.
     """
     steps = branching_steps(task, marks)
     env = MorphEnv(task, rng_seed=rng_seed)
@@ -63,10 +64,13 @@ def branches(
 
 
 def branching_steps(task: TaskSpec, marks: Sequence[float]) -> dict[int, float]:
-    """Return the marks by the step at which the run is copied; no copy is needed if 1.0 is the only mark.
+    """Return the budget marks as a dict whose keys are the steps at which the run is copied.
+
+    If 1.0 is the only mark, the run is not copied but tested at its last step.
 
     Raises:
-        EsperError: The schedule is not ``wsd``, or 0.8 of a mark is not a whole step.
+        EsperError: The learning-rate schedule is not ``wsd`` (warmup-stable-decay), or 0.8 of a mark is not a
+            whole number of steps.
     """
     if tuple(marks) == (1.0,):
         return {task.horizon: 1.0}
@@ -84,7 +88,7 @@ def _branching_step(task: TaskSpec, mark: float) -> int:
 
 
 def _finish(run: MorphEnv, mark: float, rng_seed: int) -> Branch:
-    """Copy ``run`` and continue the copy to ``mark`` without growth."""
+    """Copy ``run`` and continue the copy without growth to the compute mark ``mark``."""
     branch = MorphEnv(run.task.until(mark), rng_seed=rng_seed)
     branch.reset()
     branch.load_state(run.state())

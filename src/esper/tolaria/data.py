@@ -1,6 +1,6 @@
 """Training, validation and test splits of a data set that is stored once per device.
 
-A data set is stored as it was read and shared by all environments. The splits of an episode are indices into
+All environments share one data set, stored as it was read. The splits of an episode are sample indices into
 the data set; images are normalised when they are used. The test split can be read once, after the commit.
 """
 
@@ -15,19 +15,19 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from esper.leyline.errors import DataError
-from esper.tolaria.devices import DEFAULT_DEVICE, Device
+from esper.tolaria.devices import DEFAULT_DEVICE, Device, send
 
 _residents: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Copies of each tensor of a data set, by device name."""
+"""Copies of each tensor of a data set on other devices, by device name."""
 
 
 def resident(tensor: Tensor, device: Device) -> Tensor:
-    """Return the only copy of ``tensor`` on ``device``; images are stored in channels_last format."""
+    """Return the one shared copy of ``tensor`` on ``device``; images are stored in channels_last format."""
     copies: dict[str, Tensor] = _residents.setdefault(tensor, {})
     if device.name not in copies:
         copy = tensor if device == DEFAULT_DEVICE else tensor.to(device.torch, copy=True)
         stored = copy.contiguous(memory_format=torch.channels_last) if copy.ndim == 4 else copy
-        # A tensor that is both key and value of the weak dictionary would never be freed.
+        # A tensor that is both key and value of the dictionary with weak keys would never be freed.
         if stored is tensor:
             return tensor
         copies[device.name] = stored
@@ -35,7 +35,7 @@ def resident(tensor: Tensor, device: Device) -> Tensor:
 
 
 class Scale(NamedTuple):
-    """Mean and standard deviation of the training split, for the normalisation of images."""
+    """Mean and standard deviation of the pixels of the training split, for the normalisation of images."""
 
     mean: Tensor
     deviation: Tensor
@@ -47,22 +47,20 @@ class Scale(NamedTuple):
         return cls(mean, deviation.clamp_min(1e-6))
 
     def apply(self, images: Tensor) -> Tensor:
-        """Return normalised images ``[N, C, H, W]``; the training split gets mean 0 and deviation 1."""
+        """Return normalised images ``[N, C, H, W]``; training images get mean 0 and deviation 1."""
         scaled = (images.float() - self.mean).div_(self.deviation)
         return scaled.contiguous(memory_format=torch.channels_last)
 
 
 class Samples:
-    """Split of a data set: inputs and targets ``[N, ...]`` of the samples ``index``; all samples unless
-    given.
-    """
+    """Split of a data set: inputs and targets ``[sample, ...]``, of the samples ``index`` if given."""
 
     def __init__(
         self, inputs: Tensor, targets: Tensor, index: Tensor | None = None, scale: Scale | None = None
     ) -> None:
         self.inputs = inputs
         self.targets = targets
-        # Indices are int32 to halve the memory: an environment stores only indices of a data set.
+        # Sample indices are int32 instead of int64 to halve the memory of an environment.
         self.index = (torch.arange(len(inputs)) if index is None else index).int()
         self.scale = scale
 
@@ -70,28 +68,28 @@ class Samples:
         return len(self.index)
 
     def on(self, device: Device) -> Samples:
-        """Return the same samples of the copy of the data set on ``device``."""
+        """Return the split with the same samples, taken from the copy of the data set on ``device``."""
         scale = self.scale and Scale(*(value.to(device.torch) for value in self.scale))
         return Samples(resident(self.inputs, device), resident(self.targets, device), self.index, scale)
 
     def first(self, count: int) -> Samples:
-        """Return the first ``count`` samples."""
+        """Return a split with only the first ``count`` samples."""
         return Samples(self.inputs, self.targets, self.index[:count], self.scale)
 
     def scaled(self, inputs: Tensor) -> Tensor:
-        """Return normalised ``inputs``; tokens are not changed."""
+        """Return normalised ``inputs`` if they are images; tokens are returned unchanged."""
         return inputs if self.scale is None else self.scale.apply(inputs)
 
-    # Samples are gathered at every access: a stored copy of the validation split would be larger than the
-    # network.
+    # ``x`` and ``y`` gather their samples at every access, because a stored copy of the validation split
+    # would be larger than the network.
 
     @property
     def x(self) -> Tensor:
-        return self.scaled(self.inputs[self.index.to(self.inputs.device)])
+        return self.scaled(self.inputs[send(self.index, self.inputs.device)])
 
     @property
     def y(self) -> Tensor:
-        return self.targets[self.index.to(self.targets.device)]
+        return self.targets[send(self.index, self.targets.device)]
 
 
 class GuardedTest:
@@ -103,11 +101,11 @@ class GuardedTest:
         self._read = False
 
     def unlock(self) -> None:
-        """Allow one read of the test split; only the commit at the horizon may call this method."""
+        """Allow one read of the test split; only the commit of a network may call this method."""
         self._unlocked = True
 
     def read(self) -> Samples:
-        """Return the test samples.
+        """Return the samples of the test split; possible once, after the commit.
 
         Raises:
             DataError: The network is not committed, or the samples were read before.
@@ -141,18 +139,16 @@ class Splits:
     test: GuardedTest
 
     def with_less_to_train(self, share: float) -> Splits:
-        """Return the splits with only the first ``share`` of the training samples, which are in random
-        order.
-        """
+        """Return the splits with only a ``share`` of the training samples, which are in random order."""
         count = max(round(share * len(self.train)), 1)
         return replace(self, train=self.train.first(count))
 
     def on(self, device: Device) -> Splits:
-        """Return the splits on ``device``."""
+        """Return training, validation and test split on ``device``."""
         return Splits(self.train.on(device), self.validation.on(device), self.test.on(device))
 
     def guess_loss(self) -> float:
-        """Return the loss of a constant prediction of the target frequencies, in classes or in values.
+        """Return the loss of the best constant prediction: the class frequencies, or the mean of the targets.
 
         Raises:
             DataError: All training targets are equal.
@@ -182,7 +178,7 @@ def digest_of(*tensors: Tensor) -> str:
 def split_images(
     images: Tensor, labels: Tensor, *, validation: int, test: int, generator: torch.Generator
 ) -> Splits:
-    """Return random splits of images ``[N, C, H, W]``, normalised by the training split."""
+    """Return random splits of images ``[N, C, H, W]``, normalised by the pixels of the training split."""
     train = images.shape[0] - validation - test
     if train < 1:
         raise DataError(

@@ -1,22 +1,27 @@
-"""Devices of environments by name, and their torch devices.
+"""Names of the devices on which environments run, and the torch devices of these names.
 
-Data sets are stored by device name. ``cpu:0`` and ``cpu:1`` are the same torch device but two devices here,
-each with its own copy of the data, so that runs on several devices can be tested on one CPU.
+One copy of a data set is stored per device name. ``cpu:0`` and ``cpu:1`` are the same torch device but two
+devices here, each with its own copy of the data, so that runs on several devices can be tested on one CPU.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from esper.kasmina.device_work import DeviceWork
+from esper.leyline import FloatArray
 from esper.leyline.errors import EsperError
 
+T = TypeVar("T")
 Amp = Literal["off", "bfloat16", "float16"]
 CPU_NAMES: Final = 64
 """Number of device names for the CPU: cpu:0, cpu:1, ..."""
@@ -34,18 +39,13 @@ class Device:
 
     @property
     def torch(self) -> torch.device:
-        """Torch device of this name."""
+        """Torch device that belongs to the device name."""
         kind, number = _parsed(self.name)
         return torch.device(kind) if kind == "cpu" else torch.device(kind, number)
 
     @property
     def is_cuda(self) -> bool:
         return self.torch.type == "cuda"
-
-    def synchronise(self) -> None:
-        """Wait until all work on a CUDA device is done; work on the CPU is never pending."""
-        if self.is_cuda:
-            torch.cuda.synchronize(self.torch)
 
 
 DEFAULT_DEVICE: Final = Device("cpu")
@@ -62,23 +62,98 @@ DEFAULT_COMPUTE: Final = Compute()
 
 
 class WorkQueue:
-    """CUDA stream of one environment; does nothing on the CPU."""
+    """Device, CUDA stream and stopwatch of one environment; on the CPU there is no stream."""
 
     def __init__(self, device: Device) -> None:
-        self._device = device
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        """Seconds by phase of the present step, including the waiting for results of the device."""
+        self._phase, self._since = "", 0.0
         self._stream = torch.cuda.Stream(device.torch) if device.is_cuda else None
 
-    def enter(self, *inputs: Tensor) -> AbstractContextManager[object]:
-        """Return a context whose work runs on the environment's CUDA stream, after all work submitted before.
+    def begin(self, phase: str) -> None:
+        """Count the seconds of the work that follows as part of ``phase``."""
+        now = time.perf_counter()
+        self.add_seconds(now - self._since)
+        self._phase, self._since = phase, now
 
-        The tensors ``inputs`` were made on another CUDA stream; their memory is kept until the work is done.
+    def add_seconds(self, seconds: float) -> None:
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + seconds
+
+    @contextmanager
+    def entered(self, *inputs: Tensor) -> Iterator[None]:
+        """Run the work inside the context on the environment's CUDA stream, after all earlier work, and count
+        its seconds.
+
+        The memory of ``inputs``, tensors made on another CUDA stream, is not reused before the work is done.
         """
+        self._since = time.perf_counter()
+        try:
+            with self._streaming(inputs):
+                yield
+        finally:
+            self.add_seconds(time.perf_counter() - self._since)
+
+    def _streaming(self, inputs: Sequence[Tensor]) -> AbstractContextManager[object]:
         if self._stream is None:
             return nullcontext()
-        self._stream.wait_stream(torch.cuda.current_stream(self._device.torch))
+        self._stream.wait_stream(torch.cuda.current_stream(self.device.torch))
         for tensor in inputs:
             tensor.record_stream(self._stream)
         return torch.cuda.stream(self._stream)
+
+    def join(self) -> None:
+        """Let later work on the device, on the CUDA stream that is current now, wait for this environment."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device.torch).wait_stream(self._stream)
+
+
+def run_together(works: Sequence[tuple[WorkQueue, DeviceWork[T]]]) -> list[T]:
+    """Run the work of several environments and return their results.
+
+    All work is started before the first tensor is copied to the CPU. The tensors that the environments of one
+    device wait for are copied together, and these environments continue while other devices compute.
+    """
+    results: dict[int, T] = {}
+    waiting: dict[int, Tensor] = {}
+
+    def resume(index: int, values: FloatArray | None) -> None:
+        queue, work = works[index]
+        with queue.entered():
+            try:
+                waiting[index] = next(work) if values is None else work.send(values)
+            except StopIteration as end:
+                results[index] = end.value
+
+    for index in range(len(works)):
+        resume(index, None)
+    while waiting:
+        device = works[next(iter(waiting))][0].device
+        group = [index for index in waiting if works[index][0].device == device]
+        began = time.perf_counter()
+        for index in group:
+            works[index][0].join()
+        found = _values([waiting.pop(index) for index in group])
+        waited = (time.perf_counter() - began) / len(group)
+        for index, values in zip(group, found, strict=True):
+            works[index][0].add_seconds(waited)
+            resume(index, values)
+    for queue, _ in works:
+        queue.join()
+    return [results[index] for index in range(len(works))]
+
+
+def _values(tensors: Sequence[Tensor]) -> list[FloatArray]:
+    """Return the values of tensors of one device, in one copy to the CPU."""
+    flat = torch.cat([tensor.flatten().double() for tensor in tensors]).cpu().numpy()
+    ends = np.cumsum([tensor.numel() for tensor in tensors])
+    parts = np.split(flat, ends[:-1])
+    return [part.reshape(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a CPU tensor to ``device`` without waiting for the end of the copy."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def device_of(env: int, names: Sequence[str]) -> Device:
@@ -87,7 +162,7 @@ def device_of(env: int, names: Sequence[str]) -> Device:
 
 
 def describe_map(names: Sequence[str], envs: int) -> str:
-    """Describe which environments run on which device."""
+    """Return a text that lists the environments of every device."""
     parts = []
     for first, name in enumerate(names):
         own = [str(env) for env in range(first, envs, len(names))]
@@ -120,7 +195,7 @@ def check_enough(names: Sequence[str], envs: int) -> None:
 
 
 def _parsed(name: str) -> tuple[str, int]:
-    """Return kind and number of a device name; the number defaults to 0."""
+    """Split a device name such as ``cuda:1`` into kind and number; the number defaults to 0."""
     found = re.fullmatch(r"(cpu|cuda)(?::(\d{1,3}))?", name)
     if found is None:
         raise DeviceError(f"'{name[:80]}' names no device; {_available()}")

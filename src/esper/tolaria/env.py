@@ -1,25 +1,35 @@
-"""Environment: episodes of one growing network, each from initial weights to the commit.
+"""Environment that trains one growing network per episode, from initial weights to the commit.
 
-``step`` carries out one action: act, train an epoch, measure, check, advance, and commit at the horizon. The
-environment returns facts and the slot table; a controller chooses the actions."""
+``step`` carries out one action, trains an epoch, measures the network, checks for a breakdown, advances the
+stages of seeds, and commits at the horizon. The environment returns measurements and updates the slot table;
+a controller chooses the actions."""
 
 import copy
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
 from esper.kasmina import actuator
 from esper.kasmina.contributions import Contributions, record_contributions
+from esper.kasmina.device_work import DeviceWork, run_alone
 from esper.kasmina.governor import Governor
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.recorder import PHASES, Recorder, RowKey
 from esper.kasmina.recovery import ROLLBACK_LIMIT, Recovery
-from esper.leyline import ActionSpace, EnvFacts, SlotTable, Stage, StageMove, legal_slots_by_op
+from esper.leyline import (
+    ActionSpace,
+    EnvFacts,
+    SeedStateReport,
+    SlotTable,
+    Stage,
+    StageMove,
+    legal_slots_by_op,
+    report_slots,
+)
 from esper.leyline.errors import DivergedError, EsperError
 from esper.leyline.factored_actions import (
     CANONICAL_ACTION,
@@ -31,7 +41,7 @@ from esper.leyline.factored_actions import (
     check_actions,
 )
 from esper.leyline.protocols import EventSink, Reward
-from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
+from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, WorkQueue, run_together
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.epoch import EpochTraining, record_gradients
 from esper.tolaria.host_training import HostTraining, train_together
@@ -39,11 +49,11 @@ from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
 _COUNTED: Final = ("epoch", "_next_seed_id", "_val_scores", "_val_loss")
-"""Attributes of an environment that are part of its snapshot."""
+"""Names of the environment's attributes that are stored in its snapshot."""
 
 
 class MorphEnv:
-    """Environment whose random streams are derived from rng seed, environment, episode and attempt."""
+    """Environment of one growing network per episode, built and trained from named random streams."""
 
     def __init__(
         self,
@@ -57,19 +67,20 @@ class MorphEnv:
         rollback_limit: int = ROLLBACK_LIMIT,
         compute: Compute = DEFAULT_COMPUTE,
     ) -> None:
-        """Store the settings; call ``reset`` before the first step.
+        """Store the settings of the environment; call ``reset`` before the first step.
 
         Args:
-            task: Data, hosts and training settings.
-            rng_seed: Root seed of the run.
+            task: Task, with data, hosts and training settings.
+            rng_seed: Root of all random streams of the run.
             env: Number of the environment in the run.
-            enabled: Slots that may be used; all unless given.
-            table: Row of a shared slot table; a new one unless given.
-            sink: Receives the rows of telemetry.
+            enabled: Whether each slot may be used; all slots unless given.
+            table: Row of a shared slot table for this environment; a new slot table unless given.
+            sink: Receiver of the telemetry rows, if any.
             rollback_limit: Number of rollbacks at which an episode ends.
-            compute: Device and precision.
+            compute: Device and precision of training.
         """
         self.compute = compute
+        self.queue = WorkQueue(compute.device)
         self.task = task
         self.table = table if table is not None else SlotTable.empty(1, task.num_slots)
         self.recorder = Recorder(self.table, self._key)
@@ -95,13 +106,13 @@ class MorphEnv:
         Args:
             episode: Number of the episode.
             attempt: Number of earlier attempts at this episode that diverged.
-            iteration: Iteration of policy training, for the rows.
-            twin_scores: Validation scores of the do-nothing twin by epoch, for the rows.
+            iteration: Iteration of the policy training, for the telemetry rows.
+            twin_scores: Validation scores of the do-nothing twin by epoch, for the telemetry rows.
         """
         self.episode, self._attempt, self._iteration = episode, attempt, iteration
         self._twin_scores = twin_scores
         streams = EpisodeStreams(self._rng_seed, self._env, episode, attempt, self.compute.device)
-        self.host = HostTraining(self.task, self.table, streams, self._enabled, self.compute.amp)
+        self.host = HostTraining(self.task, self.table, streams, self._enabled, self.queue, self.compute.amp)
         governor = Governor(self.host.guess_loss)
         self._recovery = Recovery(self.host, governor, self.host.batch_loss, self._rollback_limit)
         self.epoch = 0
@@ -110,7 +121,7 @@ class MorphEnv:
         self._val_scores: list[float] = []
         """Validation scores of the episode by epoch; a second measurement of an epoch replaces the first."""
         self._began = time.perf_counter()
-        return self._facts(self._measure(), None, OP_WAIT, True)
+        return self._facts(run_alone(self._measuring()), None, OP_WAIT, True)
 
     @property
     def model(self) -> MorphogeneticModel:
@@ -128,41 +139,41 @@ class MorphEnv:
     # --- one step -----------------------------------------------------------------------------
 
     def step(self, action: IntArray) -> EnvFacts:
-        """Carry out ``action [8]``, then train one epoch and check its losses."""
-        self.begin_step(action)
-        train_together([self.host])
-        return self.end_step()
+        """Carry out ``action [head]``, then train one epoch and check its losses."""
+        [facts] = step_together([(self, action)])
+        return facts
 
     def begin_step(self, action: IntArray) -> None:
-        """Carry out ``action [8]`` and draw the minibatches of the epoch that follows."""
-        began = time.perf_counter()
-        self._acted = self._act(action)
-        self._seconds = [time.perf_counter() - began]
-        self.host.begin_epoch(self.epoch)
+        """Carry out ``action [head]`` and draw the minibatches of the epoch that follows."""
+        with self.queue.entered():
+            self.queue.seconds.clear()
+            self.queue.begin("act")
+            self._acted = self._act(action)
+            self.queue.begin("train")
+            self.host.begin_epoch(self.epoch)
 
-    def end_step(self) -> EnvFacts:
-        """Score the network and check the losses of an epoch whose minibatches were trained."""
+    def end_step(self) -> DeviceWork[EnvFacts]:
+        """Score the network after the minibatches of an epoch were trained, and check for a breakdown."""
         op, succeeded = self._acted
-        trained = self.host.end_epoch(self._recovery)
+        trained = yield from self.host.end_epoch(self._recovery)
         self._record_interventions()
         self.epoch += 1
         record_gradients(self.table, trained)
-        times = [time.perf_counter()]
-        measured = self._measure()
+        measured = yield from self._measuring()
         if self._recovery.check_epoch(measured, self.epoch, broken=trained.broken):
             self._record_interventions()
-            measured = self._measure()
-        times.append(time.perf_counter())
+            measured = yield from self._measuring()
+        self.queue.begin("rest")
         self._record_moves(actuator.advance(self.model))
         if self.ended:
             self._record_moves(self.host.commit())
-            measured = self._measure()
+            measured = yield from self._measuring()
         facts = self._facts(measured, trained, op, succeeded and not self._recovery.rolled_back)
-        spans = [end - start for start, end in pairwise([*times, time.perf_counter()])]
+        self.queue.begin("rest")
         self.recorder.epoch(
             facts,
             measured,
-            dict(zip(PHASES, [*self._seconds, self.host.seconds, *spans], strict=True)),
+            {phase: self.queue.seconds[phase] for phase in PHASES},
             twin_score=self._twin_score(),
             learning_rate=self.host.learning_rate,
             skipped_batches=trained.skipped,
@@ -185,20 +196,25 @@ class MorphEnv:
         self._record_moves(outcome.moves)
         return op, outcome.succeeded
 
-    def _measure(self) -> Contributions:
-        result = self.host.measure(contributions=not self.ended)
+    def _measuring(self) -> DeviceWork[Contributions]:
+        self.queue.begin("measure")
+        result = yield from self.host.measuring(contributions=not self.ended)
         self._val_scores[self.epoch :] = [result.score]
         self._val_loss = result.loss
         record_contributions(self.table, result)
         return result
 
     def run_out(self) -> EpisodeReport:
-        """Run the rest of the episode without actions and return its report."""
+        """Run the rest of the episode with WAIT at every step and return the report of the episode."""
         while not self.ended:
             self.step(np.array(CANONICAL_ACTION))
         return self.finish()
 
     # --- facts and report ---------------------------------------------------------------------
+
+    def reports(self) -> list[SeedStateReport]:
+        """Return a report of every slot, upstream first: stage, alpha, measurements and gradient health."""
+        return report_slots(self.table, 0, self.action_space)
 
     def _facts(
         self, measured: Contributions, trained: EpochTraining | None, op: int, succeeded: bool
@@ -230,9 +246,9 @@ class MorphEnv:
         )
 
     def finish(self, reward: Reward | None = None) -> EpisodeReport:
-        """Score the committed network on the test split and return the report; possible once per episode.
+        """Score the committed network on the test split and return the report, once per episode.
 
-        The argument ``reward`` is the return of the episode, for the episode row.
+        ``reward``, the sum of the rewards of the episode, is written into the episode's telemetry row.
         """
         host, grown = self.model.count_parameters()
         host_flops, flops = self.host.meter.per_sample()
@@ -297,14 +313,14 @@ class MorphEnv:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the environment from a snapshot, bit for bit.
+        """Restore the environment from a snapshot that ``state`` returned, bit for bit.
 
         Raises:
             EsperError: The snapshot belongs to another task, rng seed or environment.
         """
         if state["origin"] != self._origin():
-            # The weights of another environment would fit, but data and random streams are derived from these
-            # names.
+            # Weights from a snapshot of another environment would fit, but its data and random streams
+            # differ.
             raise EsperError(f"the snapshot is of {state['origin']}; this one is {self._origin()}")
         episode, attempt = state["episode"]
         if (episode, attempt) != (self.episode, self._attempt):
@@ -317,3 +333,18 @@ class MorphEnv:
 
     def _origin(self) -> str:
         return f"task {self.task.name}, rng seed {self._rng_seed}, environment {self._env}"
+
+
+def step_together(steps: Sequence[tuple[MorphEnv, IntArray]]) -> list[EnvFacts]:
+    """Run one step of several environments, whose devices compute at the same time.
+
+    Args:
+        steps: Environments whose episodes have not ended, each with its action ``[head]``.
+
+    Returns:
+        Facts of each environment after the step, which do not depend on the other environments.
+    """
+    for env, action in steps:
+        env.begin_step(action)
+    train_together([env.host for env, _ in steps])
+    return run_together([(env.queue, env.end_step()) for env, _ in steps])

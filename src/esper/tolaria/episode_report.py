@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EpisodeReport:
-    """Results of a finished episode; all scores belong to the committed network."""
+    """Scores, sizes and compute of a finished episode; final scores are those of the committed network."""
 
     val_score: float
     val_loss: float
@@ -18,11 +18,11 @@ class EpisodeReport:
     flops_per_sample: int
     """FLOPs of a forward pass per sample, of the host alone and of the committed network."""
     flops: dict[str, int]
-    """FLOPs of the episode by purpose."""
+    """FLOPs of the episode by purpose of the compute, such as backward passes or validation."""
     op_counts: tuple[int, ...]
     refused: int
     val_scores: tuple[float, ...]
-    """Validation scores of the untrained host and after every epoch."""
+    """Validation scores by epoch; the first is the score of the untrained host."""
     rollbacks: int
     cut_short: bool
     """Whether too many rollbacks ended the episode before its horizon."""

@@ -1,8 +1,7 @@
-"""Epochs of minibatches, whose losses are read from the device at the end of the epoch, or checked after
-every minibatch.
+"""Training of one epoch of minibatches, with or without a check of every minibatch.
 
-Normally nothing is read from the device before the end of an epoch. An epoch with non-finite results is
-undone and run again with checks."""
+Without checks, losses are read from the device only at the end of the epoch. An epoch with non-finite losses
+or gradients is undone and run again with a check of every minibatch."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from esper.kasmina.health import GradientStatistics, statistics_of
+from esper.kasmina.device_work import DeviceWork
+from esper.kasmina.health import GradientStatistics, gradient_summary, statistics_of
 from esper.kasmina.recovery import Recovery
 from esper.leyline.slot_table import SlotTable
 from esper.tolaria.minibatch import Learner, MinibatchResult
@@ -22,7 +22,7 @@ from esper.tolaria.precision import Precision
 
 @dataclass(frozen=True, slots=True)
 class EpochTraining:
-    """Results of one epoch of minibatches; a result is NaN if every minibatch was skipped."""
+    """Loss, score and gradient norms of one epoch of training; NaN if every minibatch was skipped."""
 
     loss: float
     score: float
@@ -45,45 +45,45 @@ class UnreadEpoch:
         self._scores: list[Tensor] = []
 
     def train(self, x: Tensor, y: Tensor, *, last: bool) -> None:
-        """Train on one minibatch; gradients of the seeds are measured in the last minibatch of an epoch."""
+        """Train on one minibatch; if it is the last of the epoch, gradients of the seeds are measured."""
         result = self._learner.run(x, y, measure=last, look=False)
         self._scores.append(self._objective.sample_scores(result.output, y).mean())
-        del result.output  # Outputs are deleted, because those of a whole epoch would take too much memory.
+        del result.output  # The outputs of all minibatches together would take too much memory.
         self._results.append(result)
 
-    def read(self) -> EpochTraining | None:
-        """Return the results of the epoch; ``None`` if a result is non-finite."""
+    def read(self) -> DeviceWork[EpochTraining | None]:
+        """Return mean loss, score and gradient norms of the epoch; ``None`` if a number is non-finite."""
         results = self._results
         if not results:
             return EpochTraining(math.nan, math.nan, math.nan, 0, {})
-        losses, scores, norms, seed_norms, others = _read(
+        columns = [
             [result.loss for result in results],
             self._scores,
             [result.host_norm for result in results],
             [norm for result in results for norm in result.seed_norms],
             [loss for result in results for loss in result.shadow_losses] + self._weights(),
-        )
+        ]
+        numbers = torch.stack([value.float() for column in columns for value in column])
+        seeds = results[-1].seeds
+        found = yield torch.cat([numbers, *map(gradient_summary, seeds.values())])
+        values = iter(found.tolist())
+        losses, scores, norms, seed_norms, others = (list(islice(values, len(column))) for column in columns)
         precision = self._learner.precision
-        # The loss scaler has handled gradients that overflowed.
+        # With float16, non-finite gradient norms are no error: the loss scaler has skipped those steps.
         checked = losses + others + ([] if precision.scales else norms + seed_norms)
         if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
-        seeds = {slot: statistics_of(found) for slot, found in results[-1].seeds.items()}
-        return _summary(losses, scores, norms, precision, seeds)
+        statistics = {slot: GradientStatistics.of(list(islice(values, 3))) for slot in seeds}
+        return _summary(losses, scores, norms, precision, statistics)
 
     def _weights(self) -> list[Tensor]:
-        """Return the norms of incubating seeds' weights, because tanh and ReLU hide infinite weights in the
-        loss.
+        """Return the norms of all weights of incubating seeds.
+
+        Infinite weights are not visible in the loss of a seed with tanh or ReLU.
         """
         model = self._learner.model
         own = [tensor for slot in model.incubating for tensor in model.slots[slot].held.floats()]
         return list(torch._foreach_norm(own)) if own else []
-
-
-def _read(*columns: list[Tensor]) -> list[list[float]]:
-    """Read all tensors from the device in one copy."""
-    read = iter(torch.stack([value.float() for column in columns for value in column]).tolist())
-    return [list(islice(read, len(column))) for column in columns]
 
 
 def _summary(
@@ -110,12 +110,12 @@ def train_looking(
     """Train on ``batches`` and check every minibatch for non-finite values.
 
     Args:
-        learner: Network and optimiser.
-        batches: Inputs and targets.
+        learner: Network with optimiser and loss.
+        batches: Inputs and targets of every minibatch.
         objective: Loss and score of the task.
-        recovery: Removes seeds that make a minibatch non-finite.
-        before_batch: Called with the number of a minibatch; returns whether the minibatch is the last of the
-            epoch.
+        recovery: Object that removes seeds that cause a non-finite loss or gradient.
+        before_batch: Function that is called with the number of a minibatch before its training; returns
+            whether the minibatch is the last of the epoch.
     """
     losses, scores, norms, skipped, broken = [], [], [], 0, False
     seeds: dict[int, GradientStatistics] = {}
@@ -142,7 +142,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def record_gradients(table: SlotTable, trained: EpochTraining) -> None:
-    """Store the gradient statistics of an epoch in the slot table; gate G2 requires them."""
+    """Store the gradient statistics of all seeds after an epoch in the slot table; gate G2 reads them."""
     for slot, statistics in trained.seeds.items():
         table.record_gradients(
             0,

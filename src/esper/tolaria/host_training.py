@@ -1,7 +1,6 @@
 """Training of one episode's network: model, data, optimiser, random streams, compute."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -12,13 +11,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from esper.kasmina import actuator
-from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.compute import FlopMeter
-from esper.kasmina.contributions import Contributions, Scorer, measure, score_samples
+from esper.kasmina.contributions import Contributions, Scorer, measure, measuring, score_samples
+from esper.kasmina.device_work import DeviceWork, run_alone
+from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.optimizer_groups import OptimizerGroups, clone_tree
+from esper.kasmina.optimizer_groups import DECAY_SHARE, OptimizerGroups, clone_tree, cosine_rate, wsd_factor
 from esper.kasmina.recovery import Recovery
-from esper.kasmina.schedules import DECAY_SHARE, cosine_rate, wsd_factor
 from esper.leyline import HostError, SlotError, SlotTable, Stage, StageMove
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.data import Samples
@@ -30,13 +29,14 @@ from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
 SEED_WARMUP: Final = 32
-"""Number of minibatches over which the learning rate of a new seed rises in a ``wsd`` schedule."""
+"""Number of minibatches over which the learning rate of a new seed rises in a ``wsd`` (warmup-stable-decay)
+schedule."""
 COUNTERFACTUAL_SHARE: Final = 0.05
-"""Largest share of a budget that is spent on measuring contributions."""
+"""Largest share of the FLOPs counted against the budget that measurements of contributions may use."""
 
 
 class HostTraining:
-    """Network of one episode with its data, optimiser and compute meter; actions are chosen elsewhere."""
+    """Network of one episode with its data, optimiser and compute meter; other classes choose the actions."""
 
     def __init__(
         self,
@@ -44,15 +44,17 @@ class HostTraining:
         table: SlotTable,
         streams: EpisodeStreams,
         enabled: Sequence[bool],
+        queue: WorkQueue,
         amp: Amp = "off",
     ) -> None:
         """Draw an instance of the task and build its data, host, optimiser and compute meter.
 
         Args:
-            task: Task to draw from.
-            table: Row of the slot table; it is cleared.
-            streams: Random streams and device of the episode.
-            enabled: Slots that may be used, if the instance enables them too.
+            task: Task of which an instance is drawn.
+            table: Row of the slot table for this network; the row is cleared.
+            streams: Random streams of the episode.
+            enabled: Whether each slot may be used, if the instance of the task enables it too.
+            queue: Device, CUDA stream and stopwatch of the environment.
             amp: Precision of training.
 
         Raises:
@@ -61,13 +63,14 @@ class HostTraining:
         """
         self._task = task
         self._streams = streams
-        self.device = streams.device
+        self.device = queue.device
         self.precision = Precision(amp, self.device)
-        self._queue = WorkQueue(self.device)
+        self._queue = queue
         self.instance = task.instances.draw(streams.generator("instance"))
         splits = task.load(streams.generator("split")).with_less_to_train(self.instance.data_share)
         self.guess_loss = splits.guess_loss()
-        """Loss of a constant prediction of the target frequencies, used as the scale of losses."""
+        """Loss of the best constant prediction (class frequencies or mean target), by which other losses are
+        scaled."""
         self.splits = splits.on(self.device)
         self.table = table
         table.assign(SlotTable.empty(1, task.num_slots))
@@ -90,7 +93,7 @@ class HostTraining:
         self._learner = Learner(self.model, self.optimiser, task.objective.loss, task.clip, self.precision)
         self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
         self.minibatch_flops = self.meter.minibatch(task.batch_size)
-        """FLOPs of a minibatch in the last step; the unspent budget of the step is smaller."""
+        """FLOPs of a minibatch in the last step, an upper bound of the budget that the step left unspent."""
         self.budget = task.budget_of(self.instance)
         steps, cost = task.horizon, self.minibatch_flops
         if self.budget is not None and self.budget < steps * cost:
@@ -101,28 +104,28 @@ class HostTraining:
         self.minibatches = 0
         """Number of minibatches trained so far."""
         self._batches_at_birth = [0] * task.num_slots
-        """Number of minibatches that were trained before the birth of each slot's seed."""
+        """For each slot, the number of minibatches that were trained before its seed was planted."""
         self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
         self.begin_streams()
 
     def follow_rollback(self, number: int, stayed: Sequence[int]) -> None:
-        """Restart the random streams after rollback ``number`` and count the compute of removed seeds as
-        pruned.
+        """Restart the random streams after rollback ``number``, and update the compute meter.
 
-        The rollback has not changed the seeds in the slots ``stayed``.
+        The FLOPs spent on seeds that the rollback removed are counted as FLOPs of pruned seeds. ``stayed``
+        lists the slots whose seeds the rollback has not changed.
         """
         self.begin_streams("rollback", str(number))
         self.meter.follow_model(stayed)
 
     def batch_loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of a minibatch, computed in the precision of training."""
+        """Return the loss of a minibatch, computed in the precision that is used for training."""
         with self.precision.autocast():
             return self._task.objective.loss(self.model(x), y)
 
     def begin_streams(self, *purpose: str) -> None:
-        """Restart the random streams of host and seeds, derived with ``purpose``."""
+        """Restart the random streams of host and seeds; ``purpose`` is part of the names of the streams."""
         self._host_stream = self._streams.torch("host", *purpose)
         for slot in self.model.slots:
             assert slot.stream is not None
@@ -131,37 +134,30 @@ class HostTraining:
     # --- one epoch ----------------------------------------------------------------------------
 
     def begin_epoch(self, epoch: int) -> None:
-        """Draw the minibatches of the epoch that follows ``epoch`` finished ones."""
+        """Draw the minibatches of the next epoch, after ``epoch`` finished epochs."""
         self._epoch = epoch
-        self.seconds = 0.0
-        """Seconds spent on training in this epoch."""
         self.chosen: Sequence[Tensor] = [self._cursor.next() for _ in range(self._affordable(epoch))]
-        """Sample indices of each minibatch within the training split."""
+        """Indices, within the training split, of the samples of each minibatch."""
         self._start = self._keep_start()
         self._unread = UnreadEpoch(self._learner, self._task.objective)
         self._trained = 0
-        # train() is skipped if unnecessary, because it iterates over all modules.
+        # model.train() is called only if necessary, because it iterates over all modules.
         if not self.model.training:
             self.model.train()
 
     def train_minibatch(self, inputs: Tensor, targets: Tensor) -> None:
-        """Train on the next minibatch, in the dtype and layout of the data set, without reads from the
-        device.
-        """
-        began = time.perf_counter()
-        with self._queue.enter(inputs, targets), self._host_stream:
+        """Train on the next minibatch of the epoch without reading a number from the device."""
+        with self._queue.entered(inputs, targets), self._host_stream:
             last = self._before_batch(self._trained)
             self._unread.train(self._prepared(inputs), targets, last=last)
         self._trained += 1
-        self.seconds += time.perf_counter() - began
 
-    def end_epoch(self, recovery: Recovery) -> EpochTraining:
-        """Read the results of the epoch and advance the counters of the slots.
+    def end_epoch(self, recovery: Recovery) -> DeviceWork[EpochTraining]:
+        """Read losses and gradient norms of the epoch, and advance the age counters of the slots.
 
-        A non-finite epoch is undone and run again with a check of every minibatch.
+        An epoch with a non-finite loss or gradient is undone and run again with a check of every minibatch.
         """
-        began = time.perf_counter()
-        trained = self._unread.read()
+        trained = yield from self._unread.read()
         if trained is None:
             self._start()
             batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
@@ -172,7 +168,6 @@ class HostTraining:
         del self._start
         actuator.tick(self.model)
         self.close_growth(self._epoch + 1)
-        self.seconds += time.perf_counter() - began
         return trained
 
     def _prepared(self, inputs: Tensor) -> Tensor:
@@ -197,9 +192,8 @@ class HostTraining:
         return restore
 
     def _affordable(self, epoch: int) -> int:
-        """Return the number of minibatches of the next step; the unspent budget of earlier steps is carried
-        over.
-        """
+        """Return the number of minibatches that the next step can train from its budget and the unspent
+        budget of earlier steps."""
         if self.budget is None:
             return self._task.batches_per_epoch
         allowance = self.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
@@ -213,23 +207,21 @@ class HostTraining:
         return (self.budget - self.meter.ledger.charged) / self.meter.minibatch(self._task.batch_size)
 
     def candidate_cost(self) -> float:
-        """Return the mean compute cost of a new seed relative to the present network; NaN without a
-        budget.
-        """
+        """Return the mean compute of a new seed divided by that of the network; NaN without a budget."""
         return math.nan if self.budget is None else self.meter.candidate_cost(self._task.batch_size)
 
     def close_growth(self, epoch: int) -> None:
-        """Disable all slots in the decay phase of a ``wsd`` schedule, in which a new seed could not learn."""
+        """Disable all slots in the decay phase of a ``wsd`` (warmup-stable-decay) schedule, because the phase
+        is too short for a new seed."""
         task = self._task
         if task.schedule == "wsd" and epoch >= (1.0 - DECAY_SHARE) * task.horizon:
             self.table.enabled[0] = False
 
     def _before_batch(self, number: int) -> bool:
-        """Set all learning rates for minibatch ``number``, count the minibatch, and return whether it is the
-        last.
-        """
+        """Set all learning rates for minibatch ``number``; return whether this minibatch is the last of the
+        epoch."""
         task, base, epoch = self._task, self.instance.learning_rate, self._epoch
-        now = epoch + number / len(self.chosen)  # The training time is in epochs.
+        now = epoch + number / len(self.chosen)  # Number of epochs trained so far, not rounded.
         wsd = task.schedule == "wsd"
 
         def rate(born: int, batches: int, warmup: int) -> float:
@@ -248,17 +240,23 @@ class HostTraining:
         return number == len(self.chosen) - 1
 
     def measure(self, *, contributions: bool = True) -> Contributions:
+        """Return the result of ``measuring`` without deferring the read."""
+        return run_alone(self.measuring(contributions=contributions))
+
+    def measuring(self, *, contributions: bool = True) -> DeviceWork[Contributions]:
         """Score the present network and the contributions of its seeds on the validation split.
 
-        With a budget a seed is measured when it is first blended, and again while measurements have used less
-        than ``COUNTERFACTUAL_SHARE`` of the charged FLOPs.
+        With a compute budget, the contribution of a seed is measured when the seed is first blended, and
+        again only while measurements have used less than ``COUNTERFACTUAL_SHARE`` of the FLOPs counted
+        against the budget.
         """
         validation = self.splits.validation
         watched = [slot for slot in self.model.blended if not self._is_old_fossil(slot)]
         if self.budget is not None and not (contributions and self._may_measure(watched)):
             watched = []
         score = self._scorer(validation)
-        result = measure(watched, score, generator=self._sampling, only_contributions=self.budget is not None)
+        only = self.budget is not None
+        result = yield from measuring(watched, score, generator=self._sampling, only_contributions=only)
         self.meter.validated(len(validation), result.slots, result.configurations)
         return result
 
@@ -275,7 +273,7 @@ class HostTraining:
         )
 
     def count(self, moves: Sequence[StageMove]) -> None:
-        """Update compute meter and loss scales after stage moves."""
+        """Update the compute meter and the float16 loss scales after seeds changed their stages."""
         for move in moves:
             self.precision.forget(move.slot)
             if move.target is Stage.GERMINATED:
@@ -287,9 +285,7 @@ class HostTraining:
     # --- commit and test ----------------------------------------------------------------------
 
     def commit(self) -> list[StageMove]:
-        """Commit: fossilize held seeds that pass gate G5, remove all other live seeds, unlock the test
-        split.
-        """
+        """Fossilize seeds in HOLDING that pass gate G5, remove other live seeds, unlock the test split."""
         moves = actuator.commit(self.model)
         inputs = self._calibration()
         if inputs is not None:
@@ -307,7 +303,7 @@ class HostTraining:
         return score_samples(self.model, samples.x, samples.y, scores, losses, self._calibration())
 
     def _calibration(self) -> Tensor | None:
-        """Return inputs for batch-normalisation statistics; None without batch normalisation."""
+        """Return inputs for recomputing BatchNorm statistics; None for a network without BatchNorm."""
         return self.splits.train.first(CALIBRATION_SAMPLES).x if batch_norms(self.model) else None
 
     # --- states -------------------------------------------------------------------------------
@@ -321,13 +317,13 @@ class HostTraining:
         }
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Restore ``weights``, even if seeds were planted or removed after they were saved."""
+        """Restore the state ``weights``, even if seeds were planted or removed since it was saved."""
         self.model.load_state(weights["model"])
         self._groups.load_state(weights["optimiser"], self.model.seed_parameters)
         self.precision.load_state(weights["scales"])
 
     def state(self) -> dict[str, Any]:
-        """Return everything that training changes, as plain tensors and numbers."""
+        """Return the complete state of the training as plain tensors and numbers."""
         return {
             "weights": self.weights(),
             "cursor": self._cursor.state(),
@@ -341,7 +337,7 @@ class HostTraining:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore the training state ``state``, bit for bit."""
+        """Restore the complete training state ``state``, bit for bit."""
         self.load_weights(state["weights"])
         self._cursor.load_state(state["cursor"])
         self.splits.test.load_state(state["test"])
@@ -354,9 +350,9 @@ class HostTraining:
 
 
 def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], None]:
-    """Return a function that restores weights, statistics, optimiser state and random streams once.
+    """Return a function that restores the present weights, buffers, optimiser state and random streams.
 
-    The returned function is valid as long as no seed is planted or removed.
+    The returned function may be called once, and only if no seed was planted or removed in between.
     """
     tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
     values = [tensor.clone() for tensor in tensors]
@@ -374,9 +370,7 @@ def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], Non
 
 
 def train_together(hosts: Sequence[HostTraining]) -> None:
-    """Train one epoch of all hosts, minibatch by minibatch, then synchronise every device once."""
+    """Train one epoch of all hosts, minibatch by minibatch, without waiting for their devices."""
     for gathered in SharedBatchIterator(hosts):
         for env, inputs, targets in gathered:
             hosts[env].train_minibatch(inputs, targets)
-    for device in {host.device for host in hosts}:
-        device.synchronise()

@@ -1,9 +1,9 @@
 """One minibatch of training for a host, its blended seeds and its incubating seeds.
 
-The gradients of the host and of each seed are clipped separately; one optimiser steps all of them.
+The gradients of the host and of each seed are clipped separately; one optimiser updates host and seeds.
 
-A checked minibatch with a non-finite loss or gradient changes no weight. An unchecked minibatch is always
-stepped, and all its results stay on their device."""
+A checked minibatch with a non-finite loss or gradient changes no weight. For an unchecked minibatch the
+optimiser step is always taken, and loss and norms stay on the device."""
 
 import math
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ from esper.tolaria.precision import HOST, Precision
 
 @dataclass(slots=True)
 class MinibatchResult:
-    """Results of one minibatch; every tensor is on the device where it was computed."""
+    """Loss, output and gradient norms of one minibatch; every tensor stays on the device of the network."""
 
     loss: Tensor
     output: Tensor
@@ -30,34 +30,34 @@ class MinibatchResult:
     seed_norms: list[Tensor] = field(default_factory=list)
     shadow_losses: list[Tensor] = field(default_factory=list)
     seeds: dict[int, Tensor] = field(default_factory=dict)
-    """Gradient norms ``[tensor]`` of the seeds, by slot, if requested."""
+    """Gradient norms ``[tensor]`` of every seed's parameters, by slot; empty unless requested."""
     skipped: bool = False
-    """Whether the minibatch was found non-finite, so that no weight changed."""
+    """Whether the loss or a gradient was non-finite, so that no weight was changed."""
     broken: list[int] = field(default_factory=list)
-    """Slots of incubating seeds whose weights were found non-finite."""
+    """Slots of incubating seeds whose loss or gradient was non-finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learner:
-    """Network with loss, optimiser, gradient clipping and precision."""
+    """Network with the loss, optimiser, gradient clipping and precision of its training."""
 
     model: MorphogeneticModel
     optimiser: Optimizer
     """Optimiser of the host, with a parameter group for each seed."""
     loss: Loss
     clip: float
-    """Largest gradient norm of the host and of each seed."""
+    """Largest norm of the gradient of the host, and of each seed, after clipping."""
     precision: Precision = field(default_factory=Precision)
 
     def run(self, x: Tensor, y: Tensor, *, measure: bool = False, look: bool = True) -> MinibatchResult:
         """Take one training step of host and seeds.
 
         Args:
-            x: Inputs.
-            y: Targets.
-            measure: Also return the norms of the seeds' gradients.
-            look: Check loss and gradients first and skip the step if one is non-finite. Otherwise nothing is
-                read from the device, and the step is taken in any case.
+            x: Inputs of the minibatch.
+            y: Targets of the minibatch.
+            measure: Whether to return the gradient norms of the seeds in addition to the norm of the host.
+            look: Whether to check loss and gradients, and skip the optimiser step if one is non-finite.
+                Without ``look`` nothing is read from the device, and the optimiser step is always taken.
         """
         model = self.model
         model.drop_gradients()
@@ -120,12 +120,11 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 
 
 def clip_gradients(gradients: list[Tensor], limit: float) -> Tensor:
-    """Scale ``gradients`` to a total norm of at most ``limit``; return the norm before scaling, as a
-    tensor.
-    """
+    """Scale ``gradients`` to a total norm of at most ``limit``; return the norm before scaling."""
     total = torch.linalg.vector_norm(tensor_norms(gradients))
-    # The norm is float64, so that limit / norm equals the quotient of Python floats.
+    # The clipping factor is computed in float64, so that it equals a quotient of Python floats.
     factor = torch.full_like(total, limit, dtype=torch.float64).div_(total).clamp_(max=1.0).float()
-    # One call scales all tensors; its check for non-finite values costs nothing.
+    # This private torch function scales all gradients in one call; its check for non-finite values is not
+    # used.
     torch._amp_foreach_non_finite_check_and_unscale_(gradients, torch.zeros_like(factor), factor)
     return total

@@ -1,4 +1,4 @@
-"""Objectives: the loss that is minimised and the score that compares networks."""
+"""Objectives of tasks: the loss that training minimises, and the score by which networks are compared."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 Measure = Callable[[Tensor, Tensor], Tensor]
-"""Function of ``output`` and ``target`` that returns one value, or one per sample."""
+"""Function of ``output`` and ``target`` that returns a loss or score, as a mean or for each sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Loss and score of one kind of task."""
+    """Loss and score of one kind of task, such as classification."""
 
     loss: Measure
     """Function that returns the mean loss of a batch."""
     sample_losses: Measure
-    """Function that returns the loss of every sample, ``[N]``."""
+    """Function that returns the loss of every sample, ``[sample]``."""
     sample_scores: Measure
-    """Function that returns the score of every sample, ``[N]``, from 0 to 100; higher is better."""
+    """Function that returns the score of every sample, ``[sample]``, from 0 to 100; higher is better."""
 
 
 def _sample_losses(output: Tensor, target: Tensor) -> Tensor:
@@ -31,14 +31,14 @@ def _sample_scores(output: Tensor, target: Tensor) -> Tensor:
 
 
 CLASSIFICATION = Objective(F.cross_entropy, _sample_losses, _sample_scores)
-"""Objective of classification: cross entropy of ``output [N, classes]``; a sample scores 100 for the right
-class, else 0.
-"""
+"""Objective of classification: cross entropy as loss, and a score of 100 for the right class, else 0."""
 
 
 def regression(targets: Tensor) -> Objective:
-    """Return squared error as loss; a sample scores 100·(1 − squared error / variance of ``targets``), at
-    least 0."""
+    """Return the objective of regression, with the squared error as loss.
+
+    The score of a sample is 100·(1 − squared error / variance of ``targets``), at least 0.
+    """
     variance = (targets - targets.mean(dim=0)).square().mean()
 
     def losses(output: Tensor, target: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def regression(targets: Tensor) -> Objective:
 
 
 def _by_token(measure: Measure) -> Measure:
-    """Return a function that averages ``measure`` over the tokens of each sample."""
+    """Return a function that computes ``measure`` for every token, and its mean for each sample."""
 
     def of_samples(output: Tensor, target: Tensor) -> Tensor:
         return measure(output.flatten(0, 1), target.flatten()).view(target.shape).mean(dim=1)
@@ -64,6 +64,4 @@ def _token_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 NEXT_TOKEN = Objective(_token_loss, _by_token(_sample_losses), _by_token(_sample_scores))
-"""Objective of text: cross entropy of ``output [N, tokens, classes]``; the score is the percentage of right
-tokens.
-"""
+"""Objective of text: cross entropy of the next token as loss, and the percentage of right tokens as score."""

@@ -1,8 +1,8 @@
-"""Precision in which hosts and seeds are trained: float32, or mixed.
+"""Precision in which hosts and seeds are trained: float32, or mixed with bfloat16 or float16.
 
-Weights, optimiser states and gradients are always float32, and networks are measured in float32. Float16
-losses are scaled, so that their gradients do not vanish: one loss scale for the host and its blended seeds,
-whose gradients come from one loss, and one loss scale for every incubating seed.
+Weights, optimiser states and gradients are always float32, and scores are measured in float32. With float16,
+losses are scaled so that their gradients do not vanish. Host and blended seeds have one loss scale, since
+their gradients come from one loss; every incubating seed has its own.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,11 @@ from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Device, DeviceError
 
 _TYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 HOST: Final = -1
-"""Number of the loss scale of the host with its blended seeds; an incubating seed uses the number of its
-slot.
-"""
+"""Number of the loss scale of the host and its blended seeds; an incubating seed uses its slot number."""
 
 
 def check_amp(amp: Amp, names: Sequence[str]) -> None:
-    """Raise an error if one of the devices does not support the precision."""
+    """Raise ``DeviceError`` if one of the devices does not support the precision ``amp``."""
     for device in map(Device, names):
         if amp == "float16" and not device.is_cuda:
             raise DeviceError(
@@ -42,7 +40,7 @@ def _has_bfloat16(device: Device) -> bool:
 
 
 class Precision:
-    """Autocast and loss scales of one environment."""
+    """Autocast context and float16 loss scales of one environment."""
 
     def __init__(self, amp: Amp = "off", device: Device = DEFAULT_DEVICE) -> None:
         self._device = device.torch.type
@@ -52,11 +50,12 @@ class Precision:
         self.skipped_steps = 0
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Return the context for a forward pass and its loss."""
+        """Return the autocast context in which a forward pass and its loss are computed."""
         return nullcontext() if self._type is None else torch.autocast(self._device, self._type)
 
     def part(self, number: int, parameters: Sequence[nn.Parameter]) -> "ScaledPart":
-        """Return the parameters that learn from one loss, with the loss scale ``number``.
+        """Return ``parameters``, which learn from one loss, together with the loss scale ``number`` of that
+        loss.
 
         The number of a loss scale is the slot of an incubating seed, or ``HOST``.
         """
@@ -66,7 +65,7 @@ class Precision:
         return self._scalers.setdefault(part, GradScaler(self._device))
 
     def forget(self, slot: int) -> None:
-        """Drop the loss scale of ``slot``, whose seed was removed, is new, or has left incubation."""
+        """Delete the loss scale of ``slot``, after its seed was planted, was removed, or left incubation."""
         self._scalers.pop(slot, None)
 
     def take_skipped_steps(self) -> int:
@@ -76,7 +75,7 @@ class Precision:
 
     @property
     def overflows(self) -> bool:
-        """Whether gradients overflow although their loss scale is below 1."""
+        """Whether a loss scale has fallen below 1, so that gradients overflow even without scaling."""
         return any(scaler.get_scale() < 1.0 for scaler in self._scalers.values())
 
     def state(self) -> dict[str, Any]:
@@ -89,9 +88,7 @@ class Precision:
 
 
 class ScaledPart:
-    """Parameters with gradients of one loss, with the part of an optimiser's interface that a loss scaler
-    needs.
-    """
+    """Parameters that learn from one loss, with the interface that ``GradScaler`` needs of an optimiser."""
 
     def __init__(
         self, precision: Precision, parameters: Sequence[nn.Parameter], scaler: GradScaler | None
@@ -106,7 +103,7 @@ class ScaledPart:
         return [{"params": self._parameters}]
 
     def backward(self, loss: Tensor) -> None:
-        """Compute the gradients of the loss without the loss scale."""
+        """Compute the gradients of the loss with loss scaling, and divide them by the loss scale."""
         if self._scaler is None:
             loss.backward()
             return
@@ -115,20 +112,18 @@ class ScaledPart:
 
     @property
     def may_overflow(self) -> bool:
-        """Whether a non-finite gradient can be caused by the loss scale, which ``accept`` then lowers."""
+        """Whether the loss scale is above 1 and so may be the cause of a non-finite gradient."""
         return self._scaler is not None and self._scaler.get_scale() > 1.0
 
     def drop(self) -> None:
-        """Remove the gradients, so that the optimiser skips these parameters, and keep the loss scale."""
+        """Delete the gradients, so that the optimiser skips the parameters, and keep the loss scale."""
         for parameter in self._parameters:
             parameter.grad = None
         if self._scaler is not None:
             self._scaler.update(self._scaler.get_scale())
 
     def accept(self) -> None:
-        """Keep the gradients for the optimiser, or remove them if they overflowed, and update the loss
-        scale.
-        """
+        """Update the loss scale, and delete the gradients if they overflowed."""
         if self._scaler is None:
             return
         self._scaler.step(cast("Optimizer", self))
@@ -139,5 +134,5 @@ class ScaledPart:
                 parameter.grad = None
 
     def step(self) -> None:
-        """Record that the loss scaler found all gradients finite."""
+        """Record that the loss scaler, which calls this method, has found all gradients finite."""
         self._accepted = True

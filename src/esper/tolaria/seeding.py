@@ -1,4 +1,4 @@
-"""Independent random streams of an episode, derived from run, environment, episode and purpose."""
+"""Independent random streams of an episode, derived from rng seed, environment, episode and name."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -10,14 +10,15 @@ from esper.leyline.stream_seeds import derive_seed
 from esper.tolaria.devices import DEFAULT_DEVICE, Device
 
 TRAINING_SEEDS: Final = range(1_000_000)
-"""Root rng seeds of runs for training and tuning."""
+"""Root rng seeds for training and tuning."""
 SELECTION_SEEDS: Final = range(1_000_000, 2_000_000)
-"""Root seeds for the selection between candidates, on the validation split."""
+"""Root rng seeds for choosing between policies or settings by the validation split."""
 TEST_SEEDS: Final = range(2_000_000, 3_000_000)
-"""Root seeds for reported results.
+"""Root rng seeds for reported results.
 
-Seed offsets already used: 0 to 19 in experiments 001, 002, 011, 012 and 013, 100 to 119 in experiment 005;
-experiment 002 chose the initialisation of seeds on offsets 0 to 9. ``esper eval`` starts at offset 0. Seed
+Test rng seeds that were used, as offsets from 2,000,000: 0 to 19 in experiments 001, 002, 011, 012 and 013,
+and 100 to 119 in experiment 005. Experiment 002 chose the initialisation of planted seeds on the test rng
+seeds with offsets 0 to 9. ``esper eval`` uses the test rng seeds from offset 0 on. Test rng seeds with
 offsets from 1,000 on are for final comparisons only: experiments 014, 015, 017 and 018 used 1,000 to 1,005,
 experiment 020 used 2,000 to 2,019, experiment 022 used 2,200 to 2,214.
 """
@@ -25,7 +26,7 @@ experiment 020 used 2,000 to 2,019, experiment 022 used 2,200 to 2,214.
 
 @dataclass(frozen=True, slots=True)
 class EpisodeStreams:
-    """Random streams of one attempt at an episode; each stream is selected by its purpose."""
+    """Random streams of one attempt at an episode; each stream has a name such as ``init`` or ``batches``."""
 
     rng_seed: int
     env: int
@@ -34,7 +35,7 @@ class EpisodeStreams:
     device: Device = DEFAULT_DEVICE
 
     def seed(self, *purpose: str) -> int:
-        """Return the rng seed of the random stream for ``purpose``."""
+        """Return the rng seed of the random stream that is named ``purpose``."""
         attempt = ("attempt", self.attempt) if self.attempt else ()
         return derive_seed(self.rng_seed, "env", self.env, "episode", self.episode, *attempt, *purpose)
 
@@ -49,5 +50,5 @@ class EpisodeStreams:
         return self.torch("slot", slot_id, *purpose)
 
     def generator(self, *purpose: str) -> Generator:
-        """Return a torch generator for draws that take a generator argument."""
+        """Return a new torch generator, for functions with a ``generator`` argument."""
         return Generator().manual_seed(self.seed(*purpose))

@@ -1,83 +1,111 @@
-"""The do-nothing twin: an episode with the same host, data and random streams, and no seeds.
+"""The do-nothing twin of an episode: the same host, data and random streams, trained without seeds.
 
-The twin's scores are cached on disk; the cache key is a digest of everything that determines the scores. If
-the cache cannot be read or written, the twin is run again.
+The validation scores of a twin are cached on disk; the cache key is a digest of everything that determines
+the scores. If the cached scores cannot be read, the twin is trained again.
 """
 
 import contextlib
 import hashlib
 import json
 import math
+import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from esper.files.atomic_write import SaveError, write_durably
-from esper.files.cache_folder import cache_folder
+from esper.leyline import CANONICAL_ACTION
 from esper.leyline.errors import DivergedError
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
-from esper.tolaria.env import MorphEnv
+from esper.tolaria.env import MorphEnv, step_together
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 
 
-def run_without_growth(
-    task: TaskSpec,
-    *,
-    rng_seed: int,
-    env: int = 0,
-    episode: int = 0,
-    attempt: int = 0,
-    compute: Compute = DEFAULT_COMPUTE,
-) -> EpisodeReport:
-    """Run an episode without actions and return its report."""
-    twin = MorphEnv(task, rng_seed=rng_seed, env=env, compute=compute)
-    twin.reset(episode, attempt=attempt)
-    return twin.run_out()
+def cache_folder(name: str) -> Path:
+    """Return the path of the cache folder ``name``, which may not exist yet.
+
+    The parent folder is the value of the environment variable ``ESPER_CACHE``, by default ``~/.cache/esper``.
+    """
+    base = os.environ.get("ESPER_CACHE")
+    try:
+        return Path(base or Path.home() / ".cache" / "esper") / name
+    except RuntimeError:  # Path.home() fails for a user without a home directory.
+        return Path(tempfile.gettempdir()) / "esper" / name
 
 
-def twin_scores(
-    task: TaskSpec,
-    *,
-    rng_seed: int,
-    env: int = 0,
-    episode: int = 0,
-    attempt: int = 0,
-    compute: Compute = DEFAULT_COMPUTE,
-) -> list[float]:
-    """Return the twin's validation scores of the untrained host and after every epoch; cached on disk.
+class TwinOf(NamedTuple):
+    """Attempt at an episode that has a do-nothing twin, and the device and precision of the twin."""
+
+    env: int = 0
+    episode: int = 0
+    attempt: int = 0
+    compute: Compute = DEFAULT_COMPUTE
+
+
+def run_without_growth(task: TaskSpec, *, rng_seed: int, **episode: Any) -> EpisodeReport:
+    """Run an episode with WAIT at every step and return its report; ``episode`` has fields of ``TwinOf``."""
+    [report] = run_all_without_growth(task, [TwinOf(**episode)], rng_seed=rng_seed)
+    return report
+
+
+def run_all_without_growth(
+    task: TaskSpec, episodes: Sequence[TwinOf], *, rng_seed: int
+) -> list[EpisodeReport]:
+    """Run several episodes together with WAIT at every step and return their reports."""
+    twins = [MorphEnv(task, rng_seed=rng_seed, env=of.env, compute=of.compute) for of in episodes]
+    for twin, of in zip(twins, episodes, strict=True):
+        twin.reset(of.episode, attempt=of.attempt)
+    while going := [twin for twin in twins if not twin.ended]:
+        step_together([(twin, CANONICAL_ACTION) for twin in going])
+    return [twin.finish() for twin in twins]
+
+
+def twin_scores(task: TaskSpec, episodes: Sequence[TwinOf], *, rng_seed: int) -> list[list[float]]:
+    """Return the validation scores by epoch of do-nothing twins, cached on disk; the first is untrained.
+
+    Twins without cached scores are trained together.
 
     Raises:
-        DivergedError: The host alone diverges.
+        DivergedError: A host diverges even without seeds.
     """
-    path = cache_folder("twins") / f"{_key(task, compute, rng_seed, env, episode, attempt)}.json"
-    kept = _read(path, task.horizon + 1) if task.build is None else None
-    if kept is not None:
-        return kept
+    # Twins of user tasks are not cached, because the code of a user's module is not part of the cache key.
+    paths = {of: _path(task, rng_seed, of) for of in episodes} if task.build is None else {}
+    cached = {of: _read(path, task.horizon + 1) for of, path in paths.items()}
+    scores = {of: kept for of, kept in cached.items() if kept is not None}
+    missing = [of for of in episodes if of not in scores]
+    for of, report in zip(missing, _reports(task, missing, rng_seed), strict=True):
+        scores[of] = list(report.val_scores)
+        if of in paths:
+            kept = {"scores": scores[of], "sha256": _digest(scores[of])}
+            with contextlib.suppress(SaveError):
+                write_durably(paths[of], json.dumps(kept).encode())
+    return [scores[of] for of in episodes]
+
+
+def _reports(task: TaskSpec, episodes: Sequence[TwinOf], rng_seed: int) -> list[EpisodeReport]:
+    """Return the reports of twins; raises ``DivergedError`` if a twin did not reach its horizon."""
     try:
-        report = run_without_growth(
-            task, rng_seed=rng_seed, env=env, episode=episode, attempt=attempt, compute=compute
-        )
-        if report.cut_short:
-            raise DivergedError(f"its host broke down {report.rollbacks} times; lower the learning rate")
+        reports = run_all_without_growth(task, episodes, rng_seed=rng_seed)
+        for of, report in zip(episodes, reports, strict=True):
+            if report.cut_short:
+                cause = f"the host of environment {of.env} broke down {report.rollbacks} times"
+                raise DivergedError(f"{cause}; lower the learning rate")
     except DivergedError as error:
         raise DivergedError(
-            f"the do-nothing twin of environment {env}, episode {episode} could not be made: {error}"
+            f"the do-nothing twins of episode {episodes[0].episode} could not be made: {error}"
         ) from error
-    scores = list(report.val_scores)
-    # Twins of user tasks are not cached, because the code of a user's module is not part of the key.
-    if task.build is not None:
-        return scores
-    with contextlib.suppress(SaveError):
-        write_durably(path, json.dumps({"scores": scores, "sha256": _digest(scores)}).encode())
-    return scores
+    return reports
 
 
 def _read(path: Path, count: int) -> list[float] | None:
-    """Return the scores in a cache file; None if the file is damaged or has not ``count`` finite numbers."""
+    """Return the scores in a cache file; None if the file is damaged or does not contain ``count`` scores."""
     try:
         kept = json.loads(path.read_bytes())
         scores: list[float] = kept["scores"]
@@ -91,12 +119,12 @@ def _digest(scores: list[float]) -> str:
     return hashlib.sha256(json.dumps(scores).encode()).hexdigest()
 
 
-def _key(task: TaskSpec, compute: Compute, *place: int) -> str:
-    device = compute.device
-    # Devices of one kind compute the same results.
+def _path(task: TaskSpec, rng_seed: int, of: TwinOf) -> Path:
+    device = of.compute.device
+    # The cache key has the kind of the device and not its number, on which the scores hardly depend.
     kind = torch.cuda.get_device_name(device.torch) if device.is_cuda else "cpu"
-    parts = (_task_key(task), kind, compute.amp, *map(str, place))
-    return hashlib.sha256("/".join(parts).encode()).hexdigest()
+    parts = (_task_key(task), kind, of.compute.amp, *map(str, (rng_seed, of.env, of.episode, of.attempt)))
+    return cache_folder("twins") / f"{hashlib.sha256('/'.join(parts).encode()).hexdigest()}.json"
 
 
 @cache
@@ -122,7 +150,7 @@ def _task_key(task: TaskSpec) -> str:
 
 @cache
 def _code_digest() -> str:
-    """Return a digest of the source code that an episode without seeds runs."""
+    """Return a digest of all source code on which the scores of an episode without seeds depend."""
     package = Path(__file__).parent.parent
     digest = hashlib.sha256()
     for folder in ("kasmina", "leyline", "tolaria"):

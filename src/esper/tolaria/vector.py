@@ -1,4 +1,4 @@
-"""Several environments that train on the minibatches of a step together."""
+"""Vector of environments that train together, minibatch by minibatch, in one process."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,14 +6,13 @@ from typing import Any
 from esper.kasmina.recovery import ROLLBACK_LIMIT
 from esper.leyline import ActionSpace, EnvFacts, EpochFacts, EventSink, IntArray, PolicyOutput, SlotTable
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
-from esper.tolaria.env import MorphEnv
+from esper.tolaria.env import MorphEnv, step_together
 from esper.tolaria.episode_report import EpisodeReport
-from esper.tolaria.host_training import train_together
 from esper.tolaria.tasks.spec import TaskSpec
 
 
 class SerialVector:
-    """Environments that share one slot table and nothing else; all run in one process."""
+    """Environments that run in one process and share one slot table, with a row for each environment."""
 
     def __init__(
         self,
@@ -31,11 +30,11 @@ class SerialVector:
 
         Args:
             task: Task of every environment.
-            rng_seed: Root seed of the run.
-            env_indices: Numbers of the environments in the run; they select random streams and devices, so
-                that a run can be split into shards.
-            enabled: Slots that may be used; all unless given.
-            sink: Receives the rows of all environments.
+            rng_seed: Root of all random streams of the run.
+            env_indices: Numbers of the environments in the run, by which random streams and devices are
+                selected, so that a run can be split into shards.
+            enabled: Whether each slot may be used; all slots unless given.
+            sink: Receiver of the telemetry rows of all environments, if any.
             rollback_limit: Number of rollbacks at which an episode ends.
             devices: Names of devices, assigned to the environments in turn.
             amp: Precision of training.
@@ -63,7 +62,7 @@ class SerialVector:
         return self.envs[0].action_space
 
     def reset(self, episode: int = 0, twin_scores: Sequence[float] | None = None) -> EpochFacts:
-        """Begin an episode in every environment and return the facts of every environment."""
+        """Begin an episode in every environment and return the measurements of the untrained hosts."""
         for row in range(len(self.envs)):
             self.reset_env(row, episode, twin_scores=twin_scores)
         return self.facts
@@ -74,26 +73,23 @@ class SerialVector:
 
     @property
     def facts(self) -> EpochFacts:
-        """Last facts of every environment."""
+        """Measurements of every environment after its last epoch."""
         return EpochFacts.stack([self._facts[row] for row in range(len(self.envs))])
 
     def step(self, actions: IntArray) -> EpochFacts:
-        """Step every environment by ``actions [env, 8]``, except environments whose episode has ended."""
+        """Run one step with ``actions [env, head]`` in every environment whose episode has not ended."""
         self._stepped = [row for row, env in enumerate(self.envs) if not env.ended]
         if not self._stepped:
             raise RuntimeError("all episodes have ended; call reset() for the next ones")
-        for row in self._stepped:
-            self.envs[row].begin_step(actions[row])
-        train_together([self.envs[row].host for row in self._stepped])
-        for row in self._stepped:
-            self._facts[row] = self.envs[row].end_step()
+        facts = step_together([(self.envs[row], actions[row]) for row in self._stepped])
+        self._facts.update(zip(self._stepped, facts, strict=True))
         return self.facts
 
     def record_decisions(self, outputs: Sequence[PolicyOutput] | None) -> None:
-        """Emit the rows of the last decisions, with the policy's output for each environment."""
+        """Emit the telemetry rows of the last decisions, with the policy's output for each environment."""
         for row in self._stepped:
-            self.envs[row].recorder.decision(None if outputs is None else outputs[row])
+            self.envs[row].recorder.emit_last_action(None if outputs is None else outputs[row])
 
     def finish(self) -> list[EpisodeReport]:
-        """Return the reports of the committed networks."""
+        """Return the episode reports of all environments, with test scores of the committed networks."""
         return [env.finish() for env in self.envs]

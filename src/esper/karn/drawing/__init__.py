@@ -1,1 +1,1 @@
-"""SVG elements, axes, labels, and charts drawn from a specification."""
+"""Drawing of charts as SVG: elements, axes, labels, and charts from a specification."""

@@ -1,4 +1,4 @@
-"""Scales, ticks, axes and labels of pictures."""
+"""Scales, ticks, axes and labels of charts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,13 +11,13 @@ from esper.karn.drawing import svg
 LEFT: Final = 62.0
 """X coordinate of the left end of the horizontal axis in most charts."""
 TOP: Final = 14.0
-"""Y coordinate of the upper end of a chart's first vertical axis."""
+"""Y coordinate of the upper end of the topmost vertical axis in a chart."""
 _TINY: Final = 1e-300
-"""Axis ranges smaller than this value count as empty, because the step between ticks would underflow to 0."""
+"""Axis ranges smaller than ``_TINY`` count as empty, because the step between ticks would underflow to 0."""
 
 
 class AxisScale(NamedTuple):
-    """Linear map from data values to coordinates of a drawing."""
+    """Linear map from data values to coordinates of a chart."""
 
     low: float
     high: float
@@ -36,14 +36,14 @@ def ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[fl
     if high <= low:
         return [low]
     step = _round_step((high - low) / max(most, 1), whole=whole)
-    # Ticks are multiples of the step within the axis range, with a tolerance for rounding errors.
+    # Axis ticks are multiples of the step within the axis range, with a tolerance for rounding errors.
     while len(found := range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)) > most:
         step = _round_step(step * 1.01, whole=whole)
     return [index * step for index in found]
 
 
 def _round_step(least: float, *, whole: bool) -> float:
-    """Return the smallest number ≥ ``least`` among 1, 2, 5 times powers of ten."""
+    """Return the smallest number ≥ ``least`` among 1, 2 and 5 times powers of ten."""
     if whole and least <= 1:
         return 1.0
     power = 10.0 ** math.floor(math.log10(least))
@@ -51,7 +51,9 @@ def _round_step(least: float, *, whole: bool) -> float:
 
 
 def around(values: Sequence[float], most: int, floor: float | None = None) -> tuple[float, float]:
-    """Return an axis range that contains all values, and also ``floor`` if ``floor`` is near the values."""
+    """Return an axis range that contains all values; it also contains ``floor`` if the values come close to
+    ``floor``.
+    """
     low, high = min(values), max(values)
     if floor is not None and (high <= low or low - floor < 0.8 * (high - floor)):
         low = min(floor, low)
@@ -63,7 +65,9 @@ def around(values: Sequence[float], most: int, floor: float | None = None) -> tu
 
 
 def tick_text(value: float, step: float) -> str:
-    """Format the number of an axis tick with as many decimals as the step needs; "k" stands for thousands."""
+    """Format the number of an axis tick with as many decimals as the distance between ticks needs; "k" stands
+    for thousands.
+    """
     if step >= 1000 or (abs(value) >= 10_000 and step >= 100):
         thousands = value / 1000
         return "0" if value == 0 else f"{thousands:.{_decimals(step / 1000)}f}k"
@@ -81,7 +85,7 @@ def tick_texts(values: Sequence[float]) -> dict[float, str]:
 
 
 def y_axis(scale: AxisScale, left: float, right: float, most: int = 5, unit_size: float = 1.0) -> Markup:
-    """Draw horizontal grid lines with their numbers on the left, in units of ``unit_size``."""
+    """Draw horizontal grid lines of a chart, with their values divided by ``unit_size`` on the left."""
     values = ticks(scale.low, scale.high, most)
     labels = tick_texts([value / unit_size for value in values]).values()
     heights = [scale(value) for value in values]
@@ -95,9 +99,9 @@ def x_axis(scale: AxisScale, y: float, name: str, top: float | None = None) -> M
     """Draw the bottom axis of a chart with integer ticks, and the name of the axis at its end.
 
     Args:
-        scale: Horizontal scale.
-        y: Height of the axis.
-        name: Name of the axis.
+        scale: Map from data values to x coordinates.
+        y: Vertical coordinate of the axis.
+        name: Name of the axis, such as "epoch".
         top: Upper end of vertical grid lines; None draws no grid.
     """
     values = ticks(scale.low, scale.high, 8, whole=True)
@@ -126,13 +130,14 @@ def value_axis(scale: AxisScale, y: float, name: str, labels: Mapping[float, str
 
 
 def apart(heights: Sequence[float], gap: float = svg.LINE) -> list[float]:
-    """Return label positions as close to ``heights`` as possible, with at least ``gap`` between them.
+    """Return vertical positions of labels as close to ``heights`` as possible, with at least ``gap`` between
+    two labels.
 
-    Labels that would overlap form a block around the mean of their heights.
+    Labels that would overlap are stacked as one block around the mean of their preferred heights.
     """
     order = sorted(range(len(heights)), key=lambda index: heights[index])
     blocks: list[tuple[float, int]] = []
-    """Preferred height of the first label of each block, and the number of labels in the block."""
+    """Blocks of stacked labels, each as (preferred height of its first label, number of its labels)."""
     for index in order:
         start, count = heights[index], 1
         while blocks and blocks[-1][0] + gap * blocks[-1][1] > start:

@@ -1,7 +1,7 @@
 """Charts over epochs or iterations, drawn from a specification.
 
-A chart has one or more panels over a common axis. A panel holds lines, bands between two lines, and stacked
-columns; negative parts of a column are stacked below 0.
+A chart has one or more panels over a common horizontal axis. A panel of a chart shows lines, bands between
+two lines, and stacked columns; negative parts of a column are stacked below 0.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,67 +16,67 @@ from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
 
 Segment = tuple[float, float]
-"""(start, end) of one part of a stacked column, as values on the axis."""
+"""(start, end) of one part of a stacked column, as values on the vertical axis."""
 _GAP: Final = 30.0
 """Vertical gap between the panels of a chart."""
 _BOTTOM: Final = 28.0
 _NAME_LOOKS: Final = {"twin": "dim halo", "line": "strong halo"}
-"""CSS classes of a line's name, by the look of the line."""
+"""CSS classes of the text that names a line of a chart, by the appearance of the line."""
 _FIRST: Final = 4.0
-"""Y coordinate of the top of the first strip in a picture of strips."""
+"""Y coordinate of the top of the first strip (row of a chart with its own name and value)."""
 _LETTERS: Final = 18
-"""Largest number of characters of a strip's name."""
+"""Largest number of characters in the displayed name of a strip (row of a chart)."""
 
 
 class ChartLine(NamedTuple):
-    """Line of a chart with one value per axis bin; None is a gap."""
+    """Line of a chart with one value per bin of the horizontal axis; a value of None is a gap."""
 
     name: str
     values: Values
     text: Callable[[float | None], str]
-    """Function that formats a value of the line as text."""
+    """Function that formats a value of the chart line as text."""
     look: str = "line"
-    """Appearance of the line: ``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
+    """Appearance of the chart line: ``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
     label: str | None = None
-    """Text at the end of the line; None shows name and last value, empty shows nothing."""
+    """Text at the end of the chart line; None shows name and last value, an empty text shows nothing."""
 
 
 class StackedPart(NamedTuple):
-    """One part of every stacked column."""
+    """One component of all stacked columns of a chart, such as one reward term."""
 
     name: str
     values: Values
     text: Callable[[float | None], str]
     look: str
     total: float | None = None
-    """Value shown in the label of a stacked part; None shows the last value."""
+    """Number in the label of a part of stacked columns; None shows the part's value in the last column."""
     striped: Values | None = None
-    """Height of the striped section of a stacked part, measured from the base of the part."""
+    """Amount of this part that is drawn striped in each stacked column, starting at the base of the part."""
 
 
 class Panel(NamedTuple):
-    """Panel of a chart: data that shares one vertical axis."""
+    """Panel of a chart: lines, bands and stacked columns on one vertical axis."""
 
     height: float
     lines: Sequence[ChartLine] = ()
     bands: Sequence[tuple[Values, Values]] = ()
-    """Bands as pairs of a lower and an upper edge, the widest band first."""
+    """Bands of the chart as pairs of a lower and an upper edge, the widest band first."""
     parts: Sequence[StackedPart] = ()
     near: float | None = None
-    """Value that the vertical axis includes if the data comes close to the value."""
+    """Value that the vertical axis includes if the data comes close to it, such as 0."""
     zero: bool = False
     """Whether the vertical axis includes 0 and marks 0 by a line."""
     most: float | None = None
-    """Largest possible value on the vertical axis."""
+    """Largest possible value of the data, beyond which the vertical axis does not extend."""
     optional: bool = False
-    """Whether the panel is left out if all values are 0."""
+    """Whether the panel of the chart is left out if all its values are 0."""
     ticks: int = 4
     unit: str = ""
     unit_size: float = 1.0
-    """Data value that the vertical axis labels as 1."""
+    """Unit of the vertical axis: tick labels are data values divided by this number."""
 
     def reached(self) -> Iterator[float]:
-        """Yield all values that the vertical axis must include."""
+        """Yield all data values that the vertical axis of the panel must include."""
         yield from (value for line in self.lines for value in line.values if value is not None)
         yield from (value for band in self.bands for edge in band for value in edge if value is not None)
         for values in zip(*(part.values for part in self.parts), strict=True):
@@ -84,7 +84,7 @@ class Panel(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """Specification of a chart over the axis bins of the series ``found``."""
+    """Specification of a chart that shows the data series ``found``."""
 
     title: str
     description: str
@@ -94,16 +94,16 @@ class Chart(NamedTuple):
     """Table (columns and rows) of the numbers that the chart shows."""
     caption: str
     room: float = 150.0
-    """Width of the labels on the right of the chart."""
+    """Width of the space for labels on the right of the chart."""
 
 
 def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | None) -> Picture:
-    """Draw a chart.
+    """Draw a chart from the series of a run.
 
     Args:
-        chart_of: Function from series to the specification of the chart.
-        found: Series to draw.
-        compared: Series of a second run that the axes must include.
+        chart_of: Function from series of numbers to the specification of the chart.
+        found: Series of numbers to draw.
+        compared: Series of a second run, whose values the axes must include; None for no second run.
     """
     chart, other = chart_of(found), chart_of(compared) if compared else None
     x = AxisScale(0, max(found.end, compared.end if compared else 0), LEFT, svg.WIDTH - chart.room)
@@ -123,7 +123,7 @@ def draw(chart_of: Callable[[Series], Chart], found: Series, compared: Series | 
 
 
 def panel_scale(panel: Panel, values: Sequence[float], top: float, bottom: float) -> AxisScale:
-    """Return the vertical scale of a panel that includes ``values``."""
+    """Return the vertical scale of a panel of a chart, which includes ``values``."""
     low, high = around([*values, *([0.0] if panel.zero else [])], panel.ticks, floor=panel.near)
     return AxisScale(low, high if panel.most is None else min(high, panel.most), bottom, top)
 
@@ -189,7 +189,7 @@ def _draw_parts(
 
 
 def _line_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
-    """Draw the name of each line at the right end of the line."""
+    """Draw the name of each line of a chart at the right end of the line."""
     known = [[value for value in line.values if value is not None] for line in panel.lines]
     ends = [(line, own[-1]) for line, own in zip(panel.lines, known, strict=True) if own and line.label != ""]
     heights = apart([y(value) for _, value in ends])
@@ -199,7 +199,9 @@ def _line_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
 
 
 def _part_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
-    """Draw the names of stacked parts with colour samples, between the ends of the axis if the names fit."""
+    """Draw the name of each part of stacked columns, with a colour sample. If there is room, all names stay
+    between the ends of the vertical axis.
+    """
     segments = stack([part.values[-1] for part in panel.parts])
     shown = [pair for pair in zip(panel.parts, segments, strict=True) if pair[0].total != 0]
     heights = apart([y(sum(segment) / 2) for _, segment in shown])
@@ -212,11 +214,14 @@ def _part_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
 
 
 def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
-    """Yield an invisible rectangle per bin, whose tooltip shows the values."""
+    """Yield an invisible rectangle per axis bin, whose tooltip shows the values of all lines and stacked
+    parts.
+    """
     named: list[ChartLine | StackedPart] = []
     for panel in chart.panels:
         named += [*panel.lines, *panel.parts]
-    # A point of a line lies at the end of its axis bin; a column covers the whole bin.
+    # In a line chart, the value of an axis bin is drawn at the right end of the bin; a stacked column fills
+    # the bin.
     is_line = chart.panels[0].lines and not chart.panels[0].parts
     for index, bin_ in enumerate(chart.found.bins):
         values = ", ".join(f"{one.name} {one.text(one.values[index])}" for one in named)
@@ -247,7 +252,7 @@ def stack(values: Sequence[float | None]) -> list[Segment]:
 
 
 def edges(bin_: AxisBin, x: AxisScale) -> tuple[float, float]:
-    """Return the left and right edge of a column, with a gap to the next column if the column is wide
+    """Return the left and right edge of a stacked column, with a gap to the next column if the column is wide
     enough.
     """
     left, right = x(bin_.first - 1), x(bin_.last)
@@ -268,40 +273,42 @@ def column(bin_: AxisBin, segment: Segment, x: AxisScale, y: AxisScale) -> str:
 
 
 class Strip(NamedTuple):
-    """Strip, a row of a picture: name on the left, content over the axis, value on the right."""
+    """Strip: one row of a chart, with a name on the left, content over the axis, and a value on the right."""
 
     name: str
     draw: Callable[[AxisScale, float], Iterable[Markup]]
-    """Function that draws the content of a strip, given the horizontal scale and the top of the strip."""
+    """Function that draws the content of a strip (row of a chart), given the horizontal scale and the top of
+    the strip.
+    """
     value: str
     is_strong: bool
-    """Whether the value of the strip is emphasised."""
+    """Whether the value of the strip (row of a chart) is emphasised."""
     title: str = ""
-    """Tooltip."""
+    """Tooltip of the strip (row of a chart); empty for none."""
 
 
 class Strips(NamedTuple):
-    """Layout of a picture of strips."""
+    """Layout of a chart that consists of strips (rows with a name and a value)."""
 
     left: float
-    """Width of the names."""
+    """Width of the space for the names, left of the strips (rows of a chart)."""
     right: float
-    """Width of the values."""
+    """Width of the space for the values, right of the strips (rows of a chart)."""
     height: float
     gap: float = 0.0
 
     def draw(
         self, title: str, description: str, axis: str, end: int, rows: Sequence[Strip], *, grid: bool = True
     ) -> Markup:
-        """Draw the strips as one picture.
+        """Draw strips (rows with a name and a value) as one chart with a common horizontal axis.
 
         Args:
-            title: Title of the picture.
-            description: Text for screen readers.
-            axis: Name of the axis.
-            end: End of the axis.
-            rows: Strips from top to bottom.
-            grid: Draw vertical grid lines.
+            title: Title of the chart.
+            description: Description of the chart for screen readers.
+            axis: Name of the horizontal axis.
+            end: Largest value of the horizontal axis, which starts at 0.
+            rows: Strips (rows of the chart) from top to bottom.
+            grid: Whether vertical grid lines are drawn.
         """
         x = AxisScale(0, end, self.left, svg.WIDTH - self.right)
         step = self.height + self.gap

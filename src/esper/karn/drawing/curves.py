@@ -1,4 +1,4 @@
-"""Curves and dots over a logarithmic axis, with their names on the right."""
+"""Charts of curves and dots over a logarithmic axis, with the names of the curves on the right."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,18 +10,18 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, value_axis, y_axis
 
 FOOT: Final = 46.0
-"""Height of the space below a panel for the tick labels and the name of the axis."""
+"""Height of the space below a panel of a chart for the tick labels and the name of the axis."""
 _ROOM: Final = 170.0
-"""Width of the curves' names on the right of a chart."""
+"""Width of the space for the names of curves on the right of a chart."""
 _HEIGHT: Final = 300.0
 _LETTERS: Final = 20
 _TICKS: Final = 5
 _NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
-"""CSS classes of a curve's name, by the look of the curve."""
+"""CSS classes of the text that names a curve, by the appearance of the curve."""
 
 
 class Curve(NamedTuple):
-    """Curve of one study arm; a coordinate of NaN is unknown."""
+    """Curve or dots in a chart, with a name; a point with a coordinate of NaN is unknown and not drawn."""
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -34,13 +34,13 @@ class Curve(NamedTuple):
 
 
 def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequence[Curve]) -> Markup:
-    """Draw curves as SVG.
+    """Draw curves as an SVG chart over a logarithmic axis.
 
     Args:
-        title: Title of the picture.
-        axis: Name of the axis.
-        labels: Tick labels by value.
-        curves: Curves to draw; a later curve covers earlier ones.
+        title: Title of the chart.
+        axis: Name of the horizontal axis.
+        labels: Tick labels of the horizontal axis, by data value.
+        curves: Curves to draw; a later curve is drawn over earlier curves.
     """
     losses = [loss for curve in curves for _, loss in curve.known]
     if not losses:
@@ -54,7 +54,7 @@ def draw_curves(title: str, axis: str, labels: Mapping[float, str], curves: Sequ
 def curve_panel(
     axis: str, labels: Mapping[float, str], curves: Sequence[Curve], top: float = TOP, height: float = _HEIGHT
 ) -> Markup:
-    """Draw curves with their axes and names; at least one point must be known."""
+    """Draw curves with their axes and names; at least one point of the curves must be known."""
     known = [point for curve in curves for point in curve.known]
     places = [math.log2(at) for at, _ in known]
     x = AxisScale(min(places), max(places), LEFT, svg.WIDTH - _ROOM)
@@ -80,8 +80,8 @@ def curve_panel(
 
 
 def _thinned(x: AxisScale, labels: Mapping[float, str]) -> dict[float, str]:
-    """Return tick labels by position on the axis; a label that would overlap the previous label is left
-    out.
+    """Return tick labels by position on the axis; a label that would overlap the previous label is
+    omitted.
     """
     kept: dict[float, str] = {}
     free = -math.inf

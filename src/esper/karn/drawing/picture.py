@@ -1,6 +1,7 @@
-"""Picture of numbers of a run: a drawing, a table of the same numbers, and a caption.
+"""Picture: a chart of numbers of a run, a table of the same numbers, and a caption.
 
-A standalone drawing, as a file or in a notebook, includes its stylesheet and follows the light or dark theme.
+A standalone chart, as a file or in a notebook, includes its stylesheet and follows the reader's light or dark
+theme.
 """
 
 import re
@@ -22,14 +23,16 @@ _NUMBER: Final = re.compile(rf"{_VALUE}( \({_VALUE} to {_VALUE}\))?|–|")
 
 
 def numeric_columns(rows: Sequence[Sequence[str]]) -> list[bool]:
-    """Return for each column of a table whether it holds only numbers; such columns are right-aligned."""
+    """Return for each column of a table whether it contains only numbers; such columns are right-aligned."""
     return [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*rows, strict=True)]
 
 
 def series_table(
     found: Series, text: Text, texts: Mapping[str, Text] = MappingProxyType({})
 ) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows of all series, formatted by ``texts[name]`` or else by ``text``."""
+    """Return the column names and the rows of a table of all series. The function ``texts[name]`` formats the
+    numbers of the series ``name``; ``text`` formats all other numbers.
+    """
     cells = [map(texts.get(name, text), values) for name, values in found.values.items()]
     rows = [[str(bin_), *row] for bin_, *row in zip(found.bins, *cells, strict=True)]
     return [found.axis, *found.values], rows
@@ -37,7 +40,7 @@ def series_table(
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing and its table, made from the same numbers."""
+    """Chart as SVG, and a table and a caption of the same numbers."""
 
     svg: str
     columns: list[str]
@@ -49,7 +52,7 @@ class Picture:
             raise ValueError(f"every row of the table needs {len(self.columns)} cells: {self.columns}")
 
     def standalone(self) -> str:
-        """Return the content of an SVG file."""
+        """Return the chart with its stylesheet, as the content of an SVG file."""
         opening, mark, rest = self.svg.partition(">")
         return opening + mark + element("style", STYLE) + rest
 
@@ -57,24 +60,30 @@ class Picture:
 
 
 class Figure(NamedTuple):
-    """Figure about a run: a function that computes numbers and a function that draws them."""
+    """Chart that answers one question about a run: a function that computes its numbers, and a function that
+    draws them.
+    """
 
     key: str
     question: str
     ask: Callable[..., Any]
-    """Return the numbers of a run, or of one episode in a figure of slot lanes; None if there are no numbers.
+    """Function that returns the numbers of the chart for a run, or for one of its episodes; None if there are
+    no numbers.
     """
     draw: Callable[[Any, Any], Picture]
-    """Draw the numbers of a run on axes that also include the numbers of a second run, if given."""
+    """Function that draws the numbers of a run. The second argument of this function has the numbers of
+    another run, or None; if given, the axes cover both runs.
+    """
 
     def answer(
         self, run: Run, episode: EpisodeKey | None = None, compared: Run | None = None
     ) -> Picture | None:
-        """Return the picture of a run or of one episode; None if there is nothing to show."""
+        """Compute and draw the chart of a run or of one episode; None if there are no numbers."""
         found = self.ask(run) if episode is None else self.ask(run, episode)
         if found is None:
             return None
         other = None if compared is None else self.ask(compared)
         if getattr(other, "axis", None) != getattr(found, "axis", None):
-            other = None  # Runs over epochs and runs over iterations have no common axis.
+            # Two charts have a common axis only if both are over epochs or both are over iterations.
+            other = None
         return self.draw(found, other)

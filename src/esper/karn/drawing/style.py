@@ -1,6 +1,7 @@
-"""Stylesheet of all drawings: colours, text, and the classes of shapes.
+"""Stylesheet of all charts: colours, text, and the CSS classes of shapes.
 
-A page puts each drawing into an element of class ``picture``; text is larger where that element is narrow.
+On a page, each chart is in an HTML element of class ``picture``; if the element is narrow, the text of the
+chart is larger.
 """
 
 from importlib.resources import files
@@ -9,18 +10,22 @@ from typing import Final
 from esper.karn.palette import LOOKS, SEVERITIES, css_variables, stage_variable
 
 LEVELS: Final = 10
-"""Number of shades for fractions, in the CSS classes ``shade-0`` to ``shade-10``."""
+"""Number of steps from the lightest to the darkest shade; the CSS classes of the shades are ``shade-0`` to
+``shade-10``.
+"""
 _PART_OPACITIES: Final = (0.72, 0.46, 0.28, 0.15, 0.6, 0.36)
-"""Opacities of the CSS classes ``part-0``, ``part-1`` and so on, for stacked parts without a colour."""
+"""Opacities of the CSS classes ``part-0``, ``part-1`` and so on, which distinguish the parts of a stacked
+column if the chart has one colour.
+"""
 
 
 def part_look(index: int) -> str:
-    """Return the CSS class of a stacked part by the index of the part in its stack."""
+    """Return the CSS class of a part of stacked columns, by the index of the part in the stack."""
     return f"part part-{index % len(_PART_OPACITIES)}"
 
 
 def shade_look(fraction: float) -> str:
-    """Return the CSS class that shades a cell by the fraction that the cell shows."""
+    """Return the CSS class of the shade for a fraction between 0 and 1."""
     return f"shade-{round(min(max(fraction, 0.0), 1.0) * LEVELS)}"
 
 
@@ -40,4 +45,4 @@ def _coloured() -> str:
 
 _SHAPES: Final = files("esper.karn.drawing").joinpath("shapes.css").read_text(encoding="utf-8")
 STYLE: Final = css_variables() + _SHAPES + _coloured()
-"""Stylesheet that every page with a drawing must include."""
+"""Stylesheet that every page with a chart must include."""

@@ -9,11 +9,11 @@ from typing import Final
 from markupsafe import Markup
 
 WIDTH: Final = 640.0
-"""Width of every drawing in SVG units; a page scales the drawing."""
+"""Width of every chart in SVG units; a page scales the chart to its own width."""
 LETTER: Final = 9.6
-"""Upper bound of the mean character width in SVG units, for the larger text on narrow pages."""
+"""Upper bound of the mean character width in SVG units, at the larger font size of narrow pages."""
 LINE: Final = 17.0
-"""Line height in SVG units of the larger text on narrow pages."""
+"""Line height in SVG units, at the larger font size of narrow pages."""
 
 _FORBIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\ud800-\udfff\ufffe\uffff]")
 
@@ -21,14 +21,14 @@ Point = tuple[float, float]
 
 
 def number(value: float) -> str:
-    """Format a coordinate with at most one decimal."""
+    """Format an SVG coordinate with at most one decimal."""
     text = f"{value:.1f}"
     return "0" if text == "-0.0" else text.removesuffix(".0")
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Markup:
-    """Return an SVG element; attributes of None are omitted, ``class_`` is named class, ``_`` is replaced by
-    ``-``.
+    """Return an SVG element; attributes of None are omitted, ``class_`` becomes ``class``, and ``_`` within a
+    name becomes ``-``.
     """
     parts = [tag]
     for name, value in attributes.items():
@@ -54,7 +54,7 @@ def group(*children: str, **attributes: str | float | None) -> Markup:
 
 
 def drawing(height: float, title: str, description: str, *children: str) -> Markup:
-    """Return a drawing ``WIDTH`` units wide, with title and description for screen readers."""
+    """Return an SVG drawing ``WIDTH`` units wide, with title and description for screen readers."""
     return element(
         "svg",
         element("title", title),
@@ -68,7 +68,7 @@ def drawing(height: float, title: str, description: str, *children: str) -> Mark
 
 
 def text(x: float, y: float, content: str, class_: str = "", anchor: str | None = None) -> Markup:
-    """Return a line of text; ``y`` is the baseline, ``anchor`` is "middle", "end" or None for start."""
+    """Return a line of SVG text; ``y`` is the baseline, ``anchor`` is "middle", "end" or None for start."""
     return element("text", content, x=x, y=y, class_=class_ or None, text_anchor=anchor)
 
 
@@ -88,7 +88,7 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Markup:
 
 
 def polyline(points: Iterable[Point]) -> str:
-    """Return the path commands of a line through points."""
+    """Return the SVG path commands of a line through points."""
     return "".join(f"{'L' if index else 'M'}{number(x)} {number(y)}" for index, (x, y) in enumerate(points))
 
 
@@ -102,13 +102,17 @@ def curve(points: Sequence[Point | None], class_: str) -> Markup:
 
 
 def steps(start: float, points: Sequence[Point]) -> str:
-    """Return the path commands of a step line; between two points it has the height of the second point."""
+    """Return the SVG path commands of a step line; between two points the line has the height of the second
+    point.
+    """
     commands = f"M{number(start)} {number(points[0][1])}" if points else ""
     return commands + "".join(f"V{number(y)}H{number(x)}" for x, y in points)
 
 
 def fan(positions: Sequence[float], upper: Sequence[float], lower: Sequence[float]) -> str:
-    """Return the path commands of the area between two lines; a single point is widened."""
+    """Return the SVG path commands of the area between two lines. An area over a single x position is widened
+    to be visible.
+    """
     if len(positions) == 1:
         positions, upper, lower = [positions[0] - 5, positions[0] + 5], [upper[0]] * 2, [lower[0]] * 2
     outline = [*zip(positions, upper, strict=True), *reversed(list(zip(positions, lower, strict=True)))]
@@ -116,15 +120,15 @@ def fan(positions: Sequence[float], upper: Sequence[float], lower: Sequence[floa
 
 
 def dots(points: Iterable[Point]) -> str:
-    """Return the path commands of zero-length lines, drawn as dots by their line caps."""
+    """Return the SVG path commands of zero-length lines, drawn as dots by their line caps."""
     return "".join(f"M{number(x)} {number(y)}h0" for x, y in points)
 
 
 def width_of(content: str) -> float:
-    """Return an upper estimate of the width of a text."""
+    """Return an upper estimate of the width of a text in SVG units."""
     return LETTER * len(content)
 
 
 def shorten(content: str, letters: int) -> str:
-    """Shorten a text to at most ``letters`` characters."""
+    """Shorten a text to at most ``letters`` characters, with "…" at its end."""
     return content if len(content) <= letters else content[: max(letters - 1, 0)] + "…"

@@ -1,4 +1,6 @@
-"""Templates of the HTML pages, with number formats as filters. Text is escaped; None is shown as "–"."""
+"""Templates of the HTML pages, with number formats as Jinja filters. Text in HTML pages is escaped; None is
+shown as "–".
+"""
 
 from functools import cache
 from importlib.resources import files
@@ -18,18 +20,18 @@ TREND: Final = 16
 
 
 def render_page(template: str, **content: Any) -> str:
-    """Render a template as a whole page."""
+    """Render a template as a whole HTML page."""
     return _environment().get_template(template).render(content)
 
 
 def render(template: str, **content: Any) -> Markup:
-    """Render a part of a page as markup that an enclosing template does not escape again."""
+    """Render a part of an HTML page as markup that an enclosing template does not escape again."""
     return Markup(render_page(template, **content))
 
 
 @cache
 def style() -> str:
-    """Return the stylesheet of all pages: figures, layout, and glyphs in the colours of their stages."""
+    """Return the stylesheet of all pages: charts, layout, and glyphs in the colours of their stages."""
     glyphs = "".join(f".glyph.{one.name.lower()}{{color:var({stage_variable(one)})}}" for one in LOOKS)
     marks = "".join(
         f'.alert-{name}::before{{content:"{look.glyph} ";color:var(--{name})}}'
@@ -60,7 +62,7 @@ def _environment() -> Environment:
 
 
 def _shown(value: Any) -> Any:
-    """Show None as "–", and keep a value and its interval on one line."""
+    """Return a template value for display: None as "–", and "±" between spaces that do not break the line."""
     if value is None:
         return notation.UNKNOWN
     if isinstance(value, str) and not hasattr(value, "__html__"):

@@ -20,7 +20,9 @@ from esper.karn.run_result import Result, compare, differences, flat, result
 from esper.leyline import EpisodeRow, EsperError, RunRow
 
 MOST_DIARIES: Final = 10
-"""Largest number of episodes whose narrative a report contains; a training reports only its best episode."""
+"""Largest number of episodes whose narrative a report contains; the report of a policy training has only the
+best episode.
+"""
 SHOWN: Final = tuple(figure.key for figure in FIGURES)
 TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
     "conclusion": "What does it come to?",
@@ -32,23 +34,26 @@ TITLES: Final = {figure.key: figure.question for figure in FIGURES} | {
 }
 ORIGIN: Final = ("configuration", "environment")
 OF_EPISODE: Final = ("lanes", "diary")
-"""Keys of the page sections that show one episode."""
+"""Keys of the page sections that show a single episode."""
 KEYS: Final = ("conclusion", *SHOWN[: SHOWN.index("lanes") + 1], "diary", *SHOWN[SHOWN.index("lanes") + 1 :])
-"""Keys of the page sections in display order, without the settings."""
+"""Keys of all page sections in display order, except the sections of the run's settings and software
+versions."""
 
 
 class Section(NamedTuple):
-    """One HTML element of a page; a served section has the address from which the browser reloads it."""
+    """One HTML element of a page; on the web server, ``source`` is the address from which the browser reloads
+    the element.
+    """
 
     key: str
     body: Markup
     tag: str = "section"
     look: str = "panel"
     side: str = ""
-    """Suffix of the element id, which distinguishes the sections of two runs shown side by side."""
+    """Suffix of the element's HTML id, which keeps ids unique if two runs are shown side by side."""
     source: str = ""
     runs: str = ""
-    """Ids of the runs that the section shows."""
+    """Ids of the runs that the page section shows."""
 
     @property
     def of_episode(self) -> bool:
@@ -63,28 +68,29 @@ class Group(NamedTuple):
 
 
 def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
-    """Render a section of one of the kinds defined in ``section.html``."""
+    """Render a page section; ``kind`` is one of the kinds that the template ``section.html`` defines."""
     return render("section.html", key=key, title=TITLES[key], kind=kind, found=found, **more)
 
 
 def empty(key: str) -> Markup:
-    """Return a section with only its title, which the browser loads later."""
+    """Return a page section with only its title; the browser loads the content later."""
     return Markup("<h2>{}</h2>").format(TITLES[key])
 
 
 def head(run: Run, name: str, *, served: bool) -> Markup:
-    """Render the head of the page: name, progress, score and open alerts."""
+    """Render the head of a run's page: name, progress, score and open alerts."""
     return render("head.html", overview=overview(run), name=name, served=served)
 
 
 def run_section(run: Run, key: str, episode: EpisodeKey | None = None, compared: Run | None = None) -> Markup:
-    """Render a section of a served page.
+    """Render one section of a run's page for the web server.
 
     Args:
         run: Run to show.
-        key: Key of the section.
-        episode: Episode to show; None shows the default episode.
-        compared: Second run whose values the axes include.
+        key: Key of the section, such as "lanes".
+        episode: Episode to show; None shows the best episode of a policy training, or the last episode of any
+            other run.
+        compared: Second run whose values the axes of the chart include.
     """
     if key == "conclusion":
         return section(key, "conclusion", conclude(run))
@@ -100,7 +106,7 @@ def run_section(run: Run, key: str, episode: EpisodeKey | None = None, compared:
 def _of_episodes(
     run: Run, key: str, episodes: Sequence[tuple[str, EpisodeKey]], compared: Run | None = None, **more: Any
 ) -> Markup:
-    """Render the slot lanes or the narratives of episodes, each with its heading."""
+    """Render the charts of slots or the narratives of episodes, each with its heading."""
     if key == "lanes":
         lanes = [(title, figure_named(key).answer(run, episode, compared)) for title, episode in episodes]
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
@@ -109,10 +115,11 @@ def _of_episodes(
 
 
 def reported_section(run: Run, key: str) -> Markup:
-    """Render a section of a report.
+    """Render one section of the report of a run.
 
-    Slot lanes show the default episode, or the best, median and worst episode of a training. Narratives show
-    the first episodes, or the best episode of a training.
+    The report section "lanes" shows the slots of the last episode; for a policy training, those of the best,
+    median and worst episode. The report section "diary" has the narratives of the first episodes; for a
+    policy training, only that of the best episode.
     """
     if key not in OF_EPISODE:
         return run_section(run, key)
@@ -128,7 +135,9 @@ def reported_section(run: Run, key: str) -> Markup:
 
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
-    """Return the episodes that a report shows, each with a heading unless there is only one episode."""
+    """Return the episodes whose slots a report shows, each with a heading. A run without policy
+    training has one episode, with an empty heading.
+    """
     if not run.is_training:
         key = episode_selection.default_episode(run)
         return [] if key is None else [("", key)]
@@ -145,22 +154,24 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
 
 
 Choice = tuple[str, str, bool]
-"""Link of an episode selection: its address, its text, and whether it is selected."""
+"""Link in the menu of episodes: its address, its text, and whether it is the selected one."""
 
 
 class Chooser(NamedTuple):
-    """Links to the other episodes of a run; addresses are values of ``at`` in the query string."""
+    """Links from the page of one episode to other episodes of the run; addresses are values of ``at`` in the
+    query string.
+    """
 
     before: str | None
     after: str | None
     groups: list[Choice]
-    """Links to the iterations of a training, or to the episodes of another run."""
+    """Links to the iterations of a policy training, or to the episodes of a run without policy training."""
     members: list[Choice]
-    """Links to the environments and attempts of the selected iteration or episode."""
+    """Links to all environments and attempts with the same episode number as the shown episode."""
 
 
 def chooser(run: Run, shown: EpisodeKey) -> Chooser:
-    """Return the links of a page that shows the given episode."""
+    """Return the links to other episodes for a page that shows the episode ``shown``."""
     found, metric = episode_selection.episodes(run), metric_of(run.row)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
@@ -186,13 +197,13 @@ def _attempt(key: EpisodeKey) -> str:
 
 
 def address(key: Iterable[int]) -> str:
-    """Return an episode as the value of ``at`` in the query string."""
+    """Return the key of an episode as a value of ``at`` in the query string, such as ``0-3-0``."""
     return "-".join(map(str, key))
 
 
 def parse_episode(text: str | None) -> EpisodeKey | None:
-    """Parse the episode that ``at`` in the query string names; None if ``at`` is empty. Raises
-    ``EsperError``.
+    """Parse the value of ``at`` in the query string to the key of an episode; None if the value is empty.
+    Raises ``EsperError`` unless the value has the form ``0-3-0``.
     """
     if not text:
         return None
@@ -207,11 +218,11 @@ def parse_episode(text: str | None) -> EpisodeKey | None:
 
 
 def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
-    """Render the comparison of the first run with all others.
+    """Render a page section that compares the first run with all others.
 
     Args:
-        runs: Runs by display name.
-        in_words: Add a sentence about the last run.
+        runs: Runs to compare, by display name.
+        in_words: Whether to add a sentence that compares the first run with the last run.
     """
     (first, run), *others = runs.items()
     rows, sentence = [_arm(first, run.row, result(run), "", "")], ""
@@ -234,7 +245,7 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
 
 
 def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
-    """Return runs by name; a number is appended to repeated names."""
+    """Return runs by name; a number is appended to names that occur more than once."""
     named: dict[str, Run] = {}
     for run in runs:
         name, number = run.row.name, 1
@@ -258,7 +269,9 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
 
 
 def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
-    """Return the configuration or the origin of a run as (name, text); nested names are joined by dots."""
+    """Return the configuration or the origin of a run as pairs (name, text); nested names are joined by
+    dots.
+    """
     values = row.config
     if key == "environment":
         values = {"git revision": row.git_revision, "data hash": row.data_hash, "started": row.started}
@@ -267,12 +280,12 @@ def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
 
 
 def setting_text(value: object) -> str:
-    """Format a setting; "–" if it is None."""
+    """Format a setting of a run; "–" if it is None."""
     return notation.UNKNOWN if value is None else notation.written(value)
 
 
 def command(row: RunRow, reproduction: str | None) -> Markup:
-    """Render the command that repeats the run, and its requirements."""
+    """Render the command that repeats the run, and a note on what is needed to get the same numbers."""
     if reproduction is None:
         note = "No command began this run; its configuration is below."
     else:

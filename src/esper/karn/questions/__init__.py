@@ -1,1 +1,1 @@
-"""Figures of a run: each module computes the numbers of a figure from telemetry rows and draws them."""
+"""Charts of a run: each module computes the numbers of a chart from telemetry rows and draws them."""

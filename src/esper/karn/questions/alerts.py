@@ -1,4 +1,6 @@
-"""Alerts of a run from raised to cleared, drawn as one line per rule."""
+"""Chart of the alerts of a run: one row per alert rule, in which each alert is a line from its raising to its
+clearing.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
@@ -16,9 +18,11 @@ from esper.karn.run import Run
 from esper.leyline.rows import Severity
 
 MOST_ENTRIES: Final = 100
-"""Largest number of entries in the table of alerts; open alerts come first, then the latest alerts."""
+"""Largest number of rows in the table of alerts; open alerts come first, then the latest alerts."""
 _ORDER: Final = "t, episode, attempt, env, epoch, value"
-"""SQL order of alerts of one scope. Several environments may raise alerts at the same time."""
+"""Columns by which SQL sorts the alerts that one alert rule raised for one scope (such as a policy head or a
+slot). Sorting by time alone is not enough, because several environments may raise alerts at the same time.
+"""
 _STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
@@ -30,12 +34,12 @@ class AlertSpan(NamedTuple):
 
 
 class AlertLine(NamedTuple):
-    """All alerts of one rule."""
+    """All alerts of one alert rule in a run."""
 
     rule: str
     severity: Severity
     times: int
-    """Number of alerts that the rule raised, over all scopes."""
+    """Number of alerts of this alert rule, over all scopes (such as policy heads and slots)."""
     spans: tuple[AlertSpan, ...]
 
     @property
@@ -44,24 +48,26 @@ class AlertLine(NamedTuple):
 
 
 class AlertEntry(NamedTuple):
-    """All alerts of one rule and scope."""
+    """All alerts of one alert rule for one scope (such as a policy head or a slot)."""
 
     rule: str
     severity: Severity
     scope: str
     times: int
     since: int
-    """Epoch or iteration of the first alert."""
+    """Epoch or iteration of the first alert of this rule and scope (such as a policy head or a slot)."""
     until: int | None
-    """Epoch or iteration at which the last alert was cleared; None while the alert is open."""
+    """Epoch or iteration in which the last alert of this rule and scope was cleared; None while an alert is
+    open.
+    """
     value: float | None
     limit: float | None
     hint: str
-    """Hint of the last alert."""
+    """Hint (what to do) that came with the last alert of this alert rule and scope."""
 
 
 class Alerts(NamedTuple):
-    """All alerts of a run, by rule and by scope."""
+    """All alerts of a run, by alert rule and by scope."""
 
     axis: AxisName
     end: int
@@ -69,7 +75,7 @@ class Alerts(NamedTuple):
     """Alert rules in order of their first alert."""
     entries: tuple[AlertEntry, ...]
     left_out: int
-    """Number of alert entries that the table omits, because it shows at most ``MOST_ENTRIES``."""
+    """Number of alerts that the table of alerts omits, because it has at most ``MOST_ENTRIES`` rows."""
 
     @property
     def open(self) -> int:
@@ -78,18 +84,18 @@ class Alerts(NamedTuple):
 
 
 def alerts(run: Run) -> Alerts:
-    """Return all alerts of a run over its iterations or epochs."""
+    """Return all alerts of a run, with their times in iterations or epochs."""
     axis = axis_of(run)
     raised = _raised(axis)
-    rules = run.sql(
+    rules = run.fetch(
         f"""
         WITH {raised}
         SELECT rule, CASE WHEN bool_or(severity = 'error') THEN 'error' ELSE 'warning' END, count(*),
                list(DISTINCT [start, stop])
         FROM raised GROUP BY rule ORDER BY min(t), min(start), rule
         """
-    ).fetchall()
-    entries = run.sql(
+    )
+    entries = run.fetch(
         f"""
         WITH {raised}
         SELECT rule, severity, scope, count(*), min(start),
@@ -98,7 +104,7 @@ def alerts(run: Run) -> Alerts:
         FROM raised GROUP BY rule, severity, scope
         ORDER BY until IS NOT NULL, max(t) DESC, rule, scope, severity
         """
-    ).fetchall()
+    )
     found = tuple(AlertEntry(*values) for values in entries)
     lines = tuple(
         AlertLine(rule, severity, times, _merged(spans, axis.bin_size))
@@ -109,7 +115,7 @@ def alerts(run: Run) -> Alerts:
 
 
 def _raised(axis: Axis) -> str:
-    """Return SQL for every raised alert with its start and its end, in epochs or iterations.
+    """Return SQL that selects all raised alerts, each with its first and last epoch or iteration.
 
     An alert ends when it is cleared or raised again; an alert of an episode ends with the episode.
     """
@@ -127,7 +133,7 @@ def _raised(axis: Axis) -> str:
 
 
 def _merged(spans: Iterable[tuple[int, int | None]], bin_size: int) -> tuple[AlertSpan, ...]:
-    """Merge overlapping intervals of alerts, and neighbouring intervals within one bin of a long axis."""
+    """Merge intervals of alerts that overlap or are less than one axis bin apart."""
     merged: list[AlertSpan] = []
     for span in sorted((AlertSpan(*ends) for ends in spans), key=lambda span: span.start):
         last = merged[-1] if merged else None
@@ -140,7 +146,9 @@ def _merged(spans: Iterable[tuple[int, int | None]], bin_size: int) -> tuple[Ale
 
 
 def draw_alerts(found: Alerts, compared: Alerts | None = None) -> Picture:
-    """Draw one strip per alert rule, on an axis that includes the alerts of a second run if given."""
+    """Draw one strip (row of the chart) per alert rule; the horizontal axis also covers a second run if
+    given.
+    """
     end = max(one.end for one in (found, compared) if one is not None)
     names = ", ".join(line.rule for line in found.lines)
     caption = "No alert was raised."

@@ -1,4 +1,4 @@
-"""Breakdowns drawn as stacked columns: chosen ops, mean reward terms per iteration, mean time per phase."""
+"""Charts of stacked columns: shares of chosen ops, mean reward terms per iteration, mean time per phase."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,8 +16,8 @@ from esper.leyline.stages import Stage
 
 DECISIONS: Final = "decisions"
 FORCED: Final = "forced"
-"""Name of the series with the share of decisions that had only one legal action; after the name of an op, of
-decisions for that op.
+"""Name of the series with the share of forced decisions (one legal action). The series "WAIT forced" has the
+share of forced WAIT decisions among all decisions.
 """
 FAILED: Final = "failed"
 SUM: Final = "return"
@@ -28,7 +28,9 @@ _signed = partial(notation.gain, decimals=3)
 
 
 def choices(run: Run) -> Series | None:
-    """Return the number of decisions and the share of each op among them; None if there are no decisions."""
+    """Return the number of decisions and the share of each op among all decisions; None if there are no
+    decisions.
+    """
     ops = run.row.ops
     op = f"action[{run.row.heads.index('op') + 1}]"
     conditions = {name: f"{op} = {index}" for index, name in enumerate(ops)}
@@ -41,7 +43,7 @@ def choices(run: Run) -> Series | None:
     found = query_series(run, "decision", {DECISIONS: "count(*)", **shares}, position=position)
     if found is not None or not run.is_training:
         return found
-    # Without decision rows, episode rows still count how often each op was chosen.
+    # If there are no decision rows, the shares of ops are computed from the op counts in episode rows.
     total = "nullif(sum(list_sum(op_counts)), 0)"
     shares = dict.fromkeys(shares, "NULL")
     shares |= {name: f"sum(op_counts[{index + 1}]) / {total}" for index, name in enumerate(ops)}
@@ -49,7 +51,7 @@ def choices(run: Run) -> Series | None:
 
 
 def ops_of(found: Series) -> list[str]:
-    """Return the names of those series that are shares of an op."""
+    """Return the names of the series that are shares of ops among decisions."""
     return [name for name in found.values if f"{name} {FORCED}" in found.values]
 
 
@@ -60,7 +62,7 @@ def op_name(op: str) -> str:
 
 def choices_chart(found: Series) -> Chart:
     """Return the chart of the share of each op; forced decisions are striped, failed decisions are in a panel
-    above.
+    above the ops.
     """
     parts = []
     for op in ops_of(found):
@@ -87,7 +89,7 @@ def choices_chart(found: Series) -> Chart:
 
 
 def _overall(found: Series, name: str) -> float:
-    """Return the share of an op among all decisions of a run."""
+    """Return the share of an op, or of failed decisions, among all decisions of a run."""
     counts = [count or 0.0 for count in found[DECISIONS]]
     chosen = sum(count * (share or 0.0) for count, share in zip(counts, found[name], strict=True))
     return chosen / (sum(counts) or 1.0)
@@ -102,9 +104,9 @@ def _look(op: str) -> str:
 
 
 def reward(run: Run) -> Series | None:
-    """Return the mean reward terms and their sum per iteration; None without rewards."""
+    """Return the mean reward terms and their sum per iteration; None if the run has no rewards."""
     names = "SELECT DISTINCT unnest(map_keys(reward_terms)) AS term FROM update ORDER BY term"
-    terms = [name for (name,) in run.sql(names).fetchall() if name != SUM]
+    terms = [name for (name,) in run.fetch(names) if name != SUM]
     columns = dict.fromkeys(terms, "avg(reward_terms[?])") | {SUM: "avg(mean_return)"}
     known = "reward_terms IS NOT NULL"
     return query_series(run, "update", columns, where=known, position="iteration", parameters=terms)
@@ -129,22 +131,24 @@ def reward_chart(found: Series) -> Chart:
 
 
 def times(run: Run) -> Series | None:
-    """Return the mean milliseconds per phase, the longest phase first; None if no time was recorded."""
+    """Return the mean milliseconds per phase of an epoch or iteration, the longest phase first; None if no
+    time was recorded.
+    """
     table = "update" if run.is_training else "epoch"
-    named = run.sql(
+    named = run.fetch(
         f"""
         SELECT phase, sum(ms) AS total
         FROM (SELECT unnest(map_keys(phase_ms)) AS phase, unnest(map_values(phase_ms)) AS ms FROM {table})
         GROUP BY phase ORDER BY total DESC, phase
         """
-    ).fetchall()
+    )
     phases = [phase for phase, _ in named]
     columns = dict.fromkeys(phases, "avg(phase_ms[?])")
     return query_series(run, table, columns, parameters=phases) if phases else None
 
 
 def draw_times(found: Series, compared: Series | None = None) -> Picture:
-    """Draw one column per iteration or epoch, in seconds or milliseconds."""
+    """Draw the time per phase as one stacked column per iteration or epoch, in seconds or milliseconds."""
     held = [
         value or 0.0 for one in (found, compared) if one for course in one.values.values() for value in course
     ]

@@ -1,4 +1,4 @@
-"""Score of several runs against their parameters and compute."""
+"""Chart of the scores of several runs against their parameters and compute."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from esper.karn.run_result import Result, result
 from esper.karn.statistics import Estimate
 
 Arms = Mapping[str, Result]
-"""Results of the compared runs, by run name."""
+"""Final scores and costs of the compared runs, by name of the run."""
 _PANEL: Final = 170.0
 _STEP: Final = _PANEL + FOOT + TOP
-"""Vertical distance between the tops of two panels."""
+"""Vertical distance between the tops of two neighbouring panels of the chart."""
 
 
 def verdict(runs: Mapping[str, Run]) -> Arms:
-    """Return, in order, the results of runs that have a finished episode and the same metric as the first
-    run.
+    """Return final scores and costs of the runs that have a finished episode. A run is omitted if its metric
+    differs from that of the first run with a finished episode.
     """
     found = {name: one for name, run in runs.items() if (one := result(run)) is not None}
     metric = next((one.metric for one in found.values()), None)
@@ -33,7 +33,9 @@ def verdict(runs: Mapping[str, Run]) -> Arms:
 
 
 def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
-    """Draw the results of several runs; None if no run has a finished episode."""
+    """Draw the final scores of several runs against parameters and compute; None if no run has a finished
+    episode.
+    """
     arms = verdict(runs)
     if not arms:
         return None

@@ -1,4 +1,4 @@
-"""Episodes of a run, and the choice of the episodes that are shown by default."""
+"""Episodes of a run, and the choice of the episodes that pages and screens show by default."""
 
 from typing import Final, NamedTuple, Self
 
@@ -7,7 +7,7 @@ from esper.karn.seed_histories import HORIZON
 from esper.leyline.rows import EnvRow, EpochRow
 
 THIS_EPISODE: Final = "env = ? AND episode = ? AND attempt = ?"
-"""SQL condition for the rows of one episode; an ``EpisodeKey`` holds its parameters."""
+"""SQL condition for the rows of one episode; its three ``?`` are the fields of an ``EpisodeKey``."""
 LAST_ITERATION: Final = "(SELECT max(iteration) FROM update)"
 """SQL for the last complete iteration of a training; a killed training may have started a further iteration.
 """
@@ -19,13 +19,13 @@ An incomplete iteration has only the episodes that ended first, which are not a 
 LASTED: Final = f"(ended_by = '{HORIZON}')"
 """SQL condition for episodes that reached their horizon.
 
-Means of an iteration are over the episodes that reached their horizon. A failed episode is repeated at once
-as another attempt.
+Means over an iteration use only the episodes that reached their horizon. An episode that broke down is
+repeated at once as another attempt.
 """
 
 
 class EpisodeKey(NamedTuple):
-    """Identifies an episode within a run."""
+    """Key of an episode within a run: environment, number of the episode, and attempt."""
 
     env: int
     episode: int
@@ -41,12 +41,12 @@ class EpisodeSummary(NamedTuple):
 
     key: EpisodeKey
     iteration: int | None
-    """Iteration of the episode in a training; None in other runs."""
+    """Iteration of the episode in a policy training; None in other runs."""
     score: float | None
 
 
 def episode_name(run: Run, episode: EpisodeKey) -> str:
-    """Return the display name of an episode, which contains the iteration if the run is a training."""
+    """Return the display name of an episode; in a policy training the name contains the iteration."""
     if not run.is_training:
         name = f"episode {episode.episode}"
         return name if episode.env == 0 else f"environment {episode.env}, {name}"
@@ -55,9 +55,11 @@ def episode_name(run: Run, episode: EpisodeKey) -> str:
 
 
 def episodes(run: Run) -> list[EpisodeSummary]:
-    """Return every episode in order of iterations and environments, including unfinished ones."""
+    """Return every episode of a run in order of iterations and environments, including unfinished
+    episodes.
+    """
     score = run.row.metric
-    found = run.sql(
+    found = run.fetch(
         f"""
         WITH seen AS (SELECT env, episode, attempt, iteration, arg_max({score}, epoch) AS score
                       FROM epoch GROUP BY ALL)
@@ -65,26 +67,23 @@ def episodes(run: Run) -> list[EpisodeSummary]:
                coalesce(episode.{score}, seen.score)
         FROM episode FULL JOIN seen USING (env, episode, attempt) ORDER BY episode, env, attempt
         """
-    ).fetchall()
+    )
     return [EpisodeSummary(EpisodeKey(*key), iteration, score) for *key, iteration, score in found]
 
 
 def unfinished_episode(run: Run) -> EpochRow | None:
-    """Return the last epoch of the latest unfinished episode; None if all episodes are finished."""
+    """Return the row of the last epoch of the latest unfinished episode; None if all episodes are
+    finished.
+    """
     unfinished = "(env, episode, attempt) NOT IN (SELECT (env, episode, attempt) FROM episode)"
     rows = run.rows(EpochRow, unfinished)
     return max(rows, key=lambda row: (row.episode, -row.env, row.epoch), default=None)
 
 
-def final_episodes(run: Run) -> str:
-    """Return the SQL condition for episodes that count for a run's result: all, or those of a training's last
-    iteration.
-    """
-    return f"{LASTED} AND iteration = {LAST_ITERATION}" if run.is_training else "true"
-
-
 def default_episode(run: Run) -> EpisodeKey | None:
-    """Return the best episode of a training, or the last episode of another run; None if there is none."""
+    """Return the best episode of a policy training, or the last episode of any other run; None if the run has
+    no episode.
+    """
     if run.is_training:
         query = "SELECT env, episode, attempt FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
     else:
@@ -93,12 +92,14 @@ def default_episode(run: Run) -> EpisodeKey | None:
                                                FROM episode SELECT env, episode, attempt)
             ORDER BY episode DESC, env LIMIT 1
             """
-    found = run.sql(query).fetchall()
+    found = run.fetch(query)
     return EpisodeKey(*found[0]) if found else None
 
 
 def notable_episodes(run: Run) -> dict[str, EpisodeKey]:
-    """Return the best, median and worst finished episode by validation score, each episode once."""
-    ranked = run.sql("SELECT env, episode, attempt FROM episode ORDER BY val_score, episode, env").fetchall()
+    """Return the best, median and worst finished episode by validation score; the same episode is not
+    returned twice.
+    """
+    ranked = run.fetch("SELECT env, episode, attempt FROM episode ORDER BY val_score, episode, env")
     names = {0: "worst", len(ranked) // 2: "median", len(ranked) - 1: "best"} if ranked else {}
     return {name: EpisodeKey(*ranked[place]) for place, name in sorted(names.items(), reverse=True)}

@@ -1,7 +1,8 @@
-"""Return of every episode against its gain, to detect a reward that favours worse networks.
+"""Chart of the return of every episode against its gain in score, to detect a reward that favours worse
+networks.
 
-The gain of an episode is its lead over the twin if all twins are known, else its final score. The alert
-``pays-for-worse`` uses the rank correlation of return and gain.
+The gain of an episode is its final score minus the twin's final score if all twins are known, else its final
+score. The alert ``pays-for-worse`` uses the rank correlation of an episode's return and its gain in score.
 """
 
 import statistics
@@ -18,48 +19,52 @@ from esper.leyline.rank_correlation import Rewarded, gains, reward_correlation
 from esper.leyline.thresholds import CORRELATED_EPISODES
 
 MOST_EPISODES: Final = 160
-"""Largest number of episodes shown as single dots; more episodes are grouped by return."""
+"""Largest number of episodes that are drawn as single dots; more episodes are grouped by return."""
 GROUPS: Final = 40
 _RIGHT: Final = svg.WIDTH - 26
 _BOTTOM: Final = 224.0
 
 
 class ReturnGroup(NamedTuple):
-    """Episodes with similar returns."""
+    """Group of episodes with similar returns."""
 
     episodes: int
     low: float
     high: float
-    """Range of the returns in a group of episodes."""
+    """Lowest and highest return in a group of episodes."""
     median_return: float
     quarter: float
     median: float
     three_quarters: float
-    """Quartiles of the gains in a group of episodes."""
+    """Quartiles of the gains in score in a group of episodes."""
 
 
 class Honesty(NamedTuple):
-    """Numbers that relate the returns of a training's episodes to their gains."""
+    """Relation between the returns of a training's episodes and their gains in score."""
 
     episodes: int
     gain: str
-    """Kind of gain: ``lead`` over the twin, or final ``score``."""
+    """Name of the gain: ``lead`` if it is the difference from the twin's score, ``score`` if it is the final
+    score.
+    """
     rank_correlation: float | None
-    """Spearman's rank correlation of return and gain; None for fewer than three episodes or equal values."""
+    """Spearman's rank correlation of return and gain in score; None for fewer than three episodes or if all
+    values are equal.
+    """
     recent: float | None
-    """Rank correlation of the last ``CORRELATED_EPISODES`` episodes, as in the alert; None if there are fewer
-    episodes.
+    """Rank correlation of return and gain in score over the last ``CORRELATED_EPISODES`` episodes, as in the
+    alert ``pays-for-worse``; None if there are fewer episodes.
     """
     groups: tuple[ReturnGroup, ...]
-    """Groups of episodes by increasing return; every episode is its own group if there are few episodes."""
+    """Groups of episodes by increasing return; each group has a single episode if there are few episodes."""
 
 
 def honesty(run: Run) -> Honesty | None:
-    """Return returns and gains of all rewarded episodes; None if there are no rewarded episodes."""
-    found = run.sql(
+    """Return how the returns of episodes relate to their gains in score; None if no episode has a reward."""
+    found = run.fetch(
         "SELECT total_reward, val_score, twin_val_score FROM episode"
         " WHERE total_reward IS NOT NULL ORDER BY t"
-    ).fetchall()
+    )
     if not found:
         return None
     rewarded = [Rewarded(*values) for values in found]
@@ -88,7 +93,7 @@ def _group(pairs: Sequence[tuple[float, float]]) -> ReturnGroup:
 
 
 def draw_honesty(found: Honesty, compared: Honesty | None = None) -> Picture:
-    """Draw a dot per episode, or per group if there are many episodes."""
+    """Draw return against gain in score: a dot per episode, or per group of episodes if there are many."""
     groups = found.groups
     held = [*groups, *(compared.groups if compared else ())]
     x = AxisScale(*around([group.median_return for group in held], 5), LEFT, _RIGHT)

@@ -1,4 +1,6 @@
-"""Learning curves: scores against the twins with parameters, and returns of a training by iteration."""
+"""Learning curves: scores and parameters of hosts, with scores of their twins without growth, and returns of
+a policy training by iteration.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -14,11 +16,12 @@ from esper.karn.run import Run
 
 
 def growth(run: Run, *, joined: bool = True) -> Series | None:
-    """Return quantiles of the scores, and means of score, twin and parameters; None if no score is known.
+    """Return quantiles of the scores and means of the scores, twins' scores and parameters, by epoch or
+    iteration; None if the run has no rows.
 
     Args:
         run: Run to read; means of a training are over the episodes that reached their horizon.
-        joined: Merge neighbouring epochs or iterations of a long axis; otherwise keep each of them.
+        joined: Whether neighbouring epochs or iterations are merged into bins if the axis is long.
     """
     metric = metric_of(run.row).column
     table, twin, where, averaged = "epoch", "twin_score", "true", "true"
@@ -38,7 +41,9 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
 
 
 def growth_chart(found: Series) -> Chart:
-    """Return the chart of scores with quantile bands and the twin's score, and of the parameters below."""
+    """Return the chart of scores with quantile bands and the twin's score, and of the parameters in a panel
+    below.
+    """
     size = f"{notation.count(found.last('parameters'))} params"
     params = ChartLine("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
@@ -100,19 +105,23 @@ _COLUMNS: Final = {
     "evaluation return": "avg(evaluation_return)",
     "evaluation score": "avg(evaluation_score)",
 }
-"""SQL expression of each series of a training. Quartiles of returns are over all episodes; evaluations are
-episodes with argmax actions on selection rng seeds.
+"""SQL expression of each learning curve of a policy training. Quartiles of returns are over all episodes of
+an iteration; evaluations are episodes with argmax actions on selection rng seeds.
 """
 _signed = partial(notation.gain, decimals=2)
 
 
 def improvement(run: Run) -> Series | None:
-    """Return the returns and scores of a training by iteration; None before the first update."""
+    """Return the episode returns and scores of a policy training by iteration; None for other runs and before
+    the first update.
+    """
     return query_series(run, _TABLE, _COLUMNS) if run.is_training else None
 
 
 def improvement_chart(found: Series) -> Chart:
-    """Return the chart of returns with quartiles, and of scores below."""
+    """Return the chart of the episode returns of a training with quartiles, and of the scores in a panel
+    below.
+    """
     texts = {"score": notation.points, "evaluation score": notation.points}
     returns = [
         ChartLine("return", found["median"], _signed),

@@ -1,22 +1,29 @@
-"""Progress of a run, and its overview: score, twin, parameters and open alerts.
+"""Status of a run (progress, score, score of the twin without growth, parameters), and its overview, which
+adds learning curves and open alerts.
 
-The list of runs, the head of a run's page and the terminal show a run's overview.
+The list of runs shows the status of each run. The head of a run's page and the terminal screen show the
+overview.
 """
 
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.alerts import AlertEntry, alerts
+from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.learning_curves import growth
 from esper.karn.questions.series import AxisName, Values
-from esper.karn.run import Run, State
-from esper.karn.run_result import result
-from esper.leyline.rows import RunRow, Severity
+from esper.karn.run import Run
+from esper.karn.run_result import final_rows
+from esper.karn.statistics import mean
+from esper.karn.stored_rows import State, StoredRows
+from esper.leyline.rows import EpisodeRow, EpochRow, ResourceRow, Row, RunRow, Severity, UpdateRow
 
 PACE_ITERATIONS: Final = 10
-"""Number of last iterations over which the pace of a training is measured."""
+"""Number of latest iterations whose mean duration is used to estimate the remaining time of a training."""
 
 
 class RunProgress(NamedTuple):
@@ -29,89 +36,110 @@ class RunProgress(NamedTuple):
     seconds: float | None
     """Seconds from the start of the run to its last row."""
     seconds_left: float | None
-    """Estimated seconds to the end of the run at the current pace; None unless the run is in progress."""
+    """Estimated seconds to the end of the run at its present speed; None unless the run is in progress."""
     steps_per_second: float | None
-    """Host epochs of all environments per second, over the whole run."""
+    """Trained epochs of all environments per second, over the whole run; a training counts those of finished
+    episodes.
+    """
 
     @property
     def share(self) -> float | None:
-        """Completed fraction of the run."""
+        """Completed fraction of the run; None if its length is unknown."""
         return min(self.done / self.total, 1.0) if self.total else None
 
 
 def progress(run: Run) -> RunProgress:
-    """Return the progress of a run."""
-    row, state = run.row, run.state
-    ((seconds,),) = run.sql(
-        "SELECT max(t) FROM (SELECT t FROM epoch UNION ALL SELECT t FROM episode"
-        " UNION ALL SELECT t FROM update UNION ALL SELECT t FROM resource)"
-    ).fetchall()
-    trained, done = _epochs(run)
-    episodes = row.config.get("episodes")
-    total = None
-    if isinstance(episodes, int) and row.horizon is not None:
-        total = episodes * row.envs * row.horizon
-    pace = seconds / done if seconds and done else None
-    if run.is_training:
-        latest = f"(SELECT * FROM update ORDER BY iteration DESC LIMIT {PACE_ITERATIONS})"
-        ((iterations, pace),) = run.sql(f"SELECT max(iteration), avg(seconds) FROM {latest}").fetchall()
-        done, total = iterations or 0, row.iterations
+    """Return state, duration and remaining time of a run, and the numbers of its completed and planned epochs
+    or iterations.
+    """
+    return _progress(run.row, run.look())
+
+
+def _progress(row: RunRow, stored: StoredRows) -> RunProgress:
+    state, updates, episodes = stored.state, stored.rows(UpdateRow), stored.rows(EpisodeRow)
+    epochs = _epochs(row, stored)
+    seconds = max((one.t for one in (*epochs, *episodes, *updates, *stored.rows(ResourceRow))), default=None)
+    reached = {EpisodeKey.of(one): one.epoch for one in (*epochs, *episodes)}
+    trained = sum(reached.values())
+    unit: AxisName = "iteration"
+    if row.iterations is not None:
+        done, total = max((one.iteration for one in updates), default=0), row.iterations
+        pace = mean(one.seconds for one in updates[-PACE_ITERATIONS:])
+    else:
+        unit, total = "epoch", None
+        # A finished episode counts with all epochs of its horizon.
+        ended = {EpisodeKey.of(one): row.horizon for one in episodes if row.horizon is not None}
+        done = sum((reached | ended).values())
+        pace = seconds / done if seconds and done else None
+        if isinstance(planned := row.config.get("episodes"), int) and row.horizon is not None:
+            total = planned * row.envs * row.horizon
     left = None
     if state == "running" and pace is not None and total is not None:
         left = pace * max(total - done, 0)
-    unit: AxisName = "iteration" if run.is_training else "epoch"
     steps_per_second = trained / seconds if seconds and trained else None
     return RunProgress(state, unit, done, total, seconds, left, steps_per_second)
 
 
-def _epochs(run: Run) -> tuple[int, int]:
-    """Return the number of trained epochs, and the same number with episodes that ended early counted as a
-    whole horizon.
-    """
-    ((trained, done),) = run.sql(
-        """
-        WITH ended AS (SELECT env, episode, attempt, max(epoch) AS epochs, bool_or(is_end) AS is_over
-                       FROM (SELECT env, episode, attempt, epoch, false AS is_end FROM epoch
-                             UNION ALL SELECT env, episode, attempt, epoch, true FROM episode)
-                       GROUP BY env, episode, attempt)
-        SELECT coalesce(sum(epochs), 0),
-               coalesce(sum(CASE WHEN is_over THEN coalesce(?, epochs) ELSE epochs END), 0)
-        FROM ended
-        """,
-        [run.row.horizon],
-    ).fetchall()
-    return int(trained), int(done)
+def _epochs(row: RunRow, stored: StoredRows) -> Sequence[EpochRow]:
+    """Return the epoch rows of a run; none of a training, which has many and repeats them in episode rows."""
+    return stored.rows(EpochRow) if row.iterations is None else ()
 
 
 def done_text(found: RunProgress) -> str:
-    """Format the completed and the planned number of epochs or iterations."""
+    """Format the completed and the planned number of epochs or iterations, such as "epoch 7/20"."""
     total = "" if found.total is None else f"/{notation.count(found.total)}"
     return f"{found.unit} {notation.count(found.done)}{total}"
 
 
-class Overview(NamedTuple):
-    """Overview of a run; a value of None is unknown."""
+@dataclass(frozen=True)
+class RunStatus:
+    """Progress, scores and parameters of a run; a value of None is unknown.
+
+    Scores and parameters are those of the last epoch or iteration while the run is in progress, else the
+    final ones.
+    """
 
     row: RunRow
     progress: RunProgress
     score: float | None
     twin: float | None
     params: float | None
-    scores: Values
-    twins: Values
-    """Scores of the run and of the twin, by epoch or iteration."""
-    alerts: tuple[AlertEntry, ...]
-    """Alerts of the run that are open."""
 
     @property
     def lead(self) -> float | None:
-        """Lead of the score over the twin."""
+        """Difference of the run's score from the twin's score; positive for an improvement."""
         return self.metric.lead(self.score, self.twin)
 
     @property
     def metric(self) -> Metric:
-        """Metric of score and twin."""
+        """Metric in which the scores of the run and of its twin are measured."""
         return metric_of(self.row)
+
+
+def run_status(run: Run) -> RunStatus:
+    """Return the status of a run, which is computed without opening a database for JSON lines."""
+    row, stored = run.row, run.look()
+    found = _progress(row, stored)
+    latest: Sequence[Row] = ()
+    if row.iterations is not None or found.state != "running":
+        latest, twin = final_rows(run, stored), "twin_val_score"
+    if not latest:
+        epochs, twin = _epochs(row, stored), "twin_score"
+        last = max((one.epoch for one in epochs), default=None)
+        latest = [one for one in epochs if one.epoch == last]
+    columns = metric_of(row).column, twin, "params"
+    return RunStatus(row, found, *(mean(getattr(one, column) for one in latest) for column in columns))
+
+
+@dataclass(frozen=True)
+class Overview(RunStatus):
+    """Status of a run with its learning curves and open alerts."""
+
+    scores: Values
+    twins: Values
+    """Scores of the run and of the twin without growth, by epoch or iteration."""
+    alerts: tuple[AlertEntry, ...]
+    """Alerts of the run that are open."""
 
     @property
     def alert_counts(self) -> dict[Severity, int]:
@@ -120,20 +148,8 @@ class Overview(NamedTuple):
 
 
 def overview(run: Run) -> Overview:
-    """Return the overview of a run: from the last epoch or iteration while in progress, else from its
-    result.
-    """
-    found, grown = progress(run), growth(run)
+    """Return the overview of a run."""
+    found, grown = run_status(run), growth(run)
     scores, twins = (grown["score"], grown["twin"]) if grown else ((), ())
     opened = tuple(entry for entry in alerts(run).entries if entry.until is None)
-    return Overview(run.row, found, *_numbers(run, found), scores, twins, opened)
-
-
-def _numbers(run: Run, found: RunProgress) -> tuple[float | None, float | None, float | None]:
-    episodes = None if found.state == "running" else result(run)
-    if episodes is not None:
-        score, twin = (one and one.mean for one in (episodes.validation, episodes.twin_score))
-        return score, twin, episodes.params.mean
-    if (grown := growth(run, joined=False)) is None:
-        return None, None, None
-    return grown.last("score"), grown.last("twin"), grown.last("parameters")
+    return Overview(**vars(found), scores=scores, twins=twins, alerts=opened)

@@ -1,7 +1,7 @@
-"""PPO diagnostics: metrics of the updates with their recommended bands, and the entropy of each head.
+"""PPO diagnostics: metrics of the updates with their recommended bands, and the entropy of each policy head.
 
-A metric is drawn as a strip with values outside its band marked. A head is drawn as a strip that is darker
-for higher entropy.
+A PPO metric is drawn as a strip (row of the chart), in which values outside the recommended band are marked.
+A policy head is drawn as a strip that is darker for higher entropy.
 """
 
 from collections.abc import Iterator
@@ -29,11 +29,11 @@ _METRIC_STRIPS: Final = Strips(left=184, right=142, height=28, gap=10)
 
 
 class Health(NamedTuple):
-    """PPO metrics over the iterations of a training, with their specifications."""
+    """PPO metrics over the iterations of a training, with their column specifications."""
 
     series: Series
-    """Value of merged iterations that is farthest out of the metric's band; the mean for metrics without a
-    band.
+    """PPO metrics by axis bin. A bin of several iterations has the maximum of a metric with an upper limit,
+    the minimum of a metric with only a lower limit, and the mean of any other metric.
     """
     metrics: tuple[ColumnSpec, ...]
 
@@ -46,8 +46,8 @@ def health(run: Run) -> Health | None:
 
 
 def beyond(value: float | None, low: float | None, high: float | None) -> str:
-    """Return the limit that a metric violates, with its sign; empty if the value is within the band or
-    unknown.
+    """Return the limit that a value violates as text, such as "> 0.05"; empty if the value is within the band
+    or unknown.
     """
     if value is not None and low is not None and value < low:
         return f"< {low:g}"
@@ -55,7 +55,9 @@ def beyond(value: float | None, low: float | None, high: float | None) -> str:
 
 
 def _with_own_limit(run: Run, column: ColumnSpec) -> ColumnSpec:
-    """Derive the band of the KL divergence from the run's ``target_kl``, as the alert rule does."""
+    """Return the column specification of a PPO metric. The upper limit of the KL divergence is derived from
+    the run's ``target_kl``, as in the alert rule ``kl``.
+    """
     if column.name != "approx_kl":
         return column
     target = run.row.config.get("target_kl")
@@ -73,7 +75,7 @@ def _worst(column: ColumnSpec) -> str:
 
 
 def draw_health(found: Health, compared: Health | None = None) -> Picture:
-    """Draw one strip per PPO metric, on axes that include a second run if given."""
+    """Draw one strip (row of the chart) per PPO metric, on axes that include a second run if given."""
     strips = [_strip(metric, found.series, compared) for metric in found.metrics]
     outside = ", ".join(strip.name for strip in strips if strip.is_strong)
     return Picture(
@@ -105,7 +107,9 @@ def _strip(metric: ColumnSpec, found: Series, compared: Health | None) -> Strip:
 def _draw_metric(
     metric: ColumnSpec, found: Series, held: Values, x: AxisScale, top: float
 ) -> Iterator[Markup]:
-    """Draw the line of a metric, on an axis that includes all values of ``held``."""
+    """Draw the line of a PPO metric; the vertical axis includes ``held``, the metric's values in all compared
+    runs.
+    """
     y = AxisScale(*_range(metric, held), top + _METRIC_STRIPS.height, top)
     if metric.low is not None or metric.high is not None:
         ceiling = top - 2 if metric.high is None else y(metric.high)
@@ -123,7 +127,9 @@ def _draw_metric(
 
 
 def _range(metric: ColumnSpec, held: Values) -> tuple[float, float]:
-    """Return an axis range that includes all values of a metric and a visible part of its band."""
+    """Return an axis range that includes all values of a PPO metric and a visible part of its recommended
+    band.
+    """
     limits = [limit for limit in (metric.low, metric.high) if limit is not None]
     values = [*(value for value in held if value is not None), *limits] or [0.0]
     room = 0.3 * (max(values) - min(values)) or abs(values[0]) or 1.0
@@ -140,15 +146,15 @@ _entropy = partial(notation.points, decimals=2)
 
 
 def heads(run: Run) -> Series | None:
-    """Return the normalised entropy of each policy head: 1 is uniform over legal choices, None means no
-    choice.
+    """Return the normalised entropy of each policy head: 1 is uniform over legal choices, None means that the
+    head had no choice.
     """
     columns = {name: f"avg(head_entropy[{index + 1}])" for index, name in enumerate(run.row.heads)}
     return query_series(run, "update", columns, position="iteration")
 
 
 def draw_heads(found: Series, compared: Series | None = None) -> Picture:
-    """Draw one strip per policy head, on an axis that includes a second run if given."""
+    """Draw one strip (row of the chart) per policy head, on an axis that includes a second run if given."""
     dead = [name for name in found.values if _is_low(found.last(name))]
     strips = [
         Strip(name, partial(_draw_head, found, name), _entropy(found.last(name)), _is_low(found.last(name)))

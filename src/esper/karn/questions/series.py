@@ -1,4 +1,4 @@
-"""Series over the axis of a run: epochs of its episodes, or iterations of a training."""
+"""Series of numbers over the axis of a run: epochs of its episodes, or iterations of a training."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from esper.karn.run import Run
 
 AxisName = Literal["epoch", "iteration"]
 Values = Sequence[float | None]
-"""Series with one value per axis bin; None is unknown."""
+"""Numbers of a series, one per axis bin (epochs or iterations); None is unknown."""
 MOST_POINTS: Final = 200
 """Largest number of points of a line; on a longer axis, neighbouring epochs or iterations are merged into
 bins.
@@ -18,7 +18,7 @@ bins.
 
 
 class AxisBin(NamedTuple):
-    """Axis bin: one epoch or iteration, or several merged neighbours."""
+    """Axis bin: one epoch or iteration, or several merged epochs or iterations."""
 
     first: int
     last: int
@@ -36,7 +36,7 @@ class Axis(NamedTuple):
 
     @property
     def bin_size(self) -> int:
-        """Number of epochs or iterations per bin, so that there are at most ``MOST_POINTS`` bins."""
+        """Number of epochs or iterations per axis bin, so that the axis has at most ``MOST_POINTS`` bins."""
         return max(math.ceil(self.end / MOST_POINTS), 1)
 
 
@@ -49,15 +49,15 @@ def axis_of(run: Run) -> Axis:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Named series over the same bins."""
+    """Named series of numbers over the same axis bins."""
 
     axis: AxisName
     end: int
-    """End of the axis: the horizon, or the planned number of iterations."""
+    """Last position on the horizontal axis: the horizon, or the planned number of iterations."""
     bins: tuple[AxisBin, ...]
     values: Mapping[str, Values]
     metric: Metric = SCORE
-    """Metric of the run."""
+    """Metric of the run: score or loss."""
 
     def __getitem__(self, name: str) -> Values:
         return self.values[name]
@@ -76,25 +76,25 @@ def query_series(
     parameters: Sequence[object] = (),
     joined: bool = True,
 ) -> Series | None:
-    """Aggregate the rows of a table per axis bin; None if there are no rows.
+    """Aggregate the rows of a telemetry table per axis bin (epochs or iterations); None if there are no rows.
 
     Args:
-        run: Run to read.
-        table: Table or join in SQL.
-        columns: SQL aggregates by series name.
-        where: SQL condition for the rows.
-        position: SQL for the position on the axis; by default the column named like the axis.
-        parameters: Values for the ``?`` of the SQL.
-        joined: Merge neighbouring epochs or iterations of a long axis.
+        run: Run whose rows are aggregated.
+        table: Telemetry table, or join of tables, as SQL.
+        columns: SQL aggregates, such as "avg(val_score)", by name of the series.
+        where: SQL condition for the rows that are aggregated.
+        position: SQL for the position of a row on the axis; by default the column ``epoch`` or ``iteration``.
+        parameters: Values for the ``?`` in ``table``, ``columns`` and ``where``.
+        joined: Whether neighbouring epochs or iterations are merged into bins if the axis is long.
     """
     axis = axis_of(run)
     at = position or axis.name
     together = f"(({at}) - 1) // {axis.bin_size}" if joined else at
-    found = run.sql(
+    found = run.fetch(
         f"SELECT min({at}), max({at}), {', '.join(columns.values())} FROM {table} WHERE {where}"
         f" GROUP BY {together} ORDER BY 1",
         parameters,
-    ).fetchall()
+    )
     if not found:
         return None
     firsts, lasts, *values = zip(*found, strict=True)

@@ -1,6 +1,6 @@
-"""Stages of every slot over the epochs of one episode, drawn as swim-lanes below the score of the episode.
+"""Chart of the stages of every slot over the epochs of one episode, below the score of the episode.
 
-Colour shows the stage; the filled height of a bar shows the blend weight alpha.
+In the chart of slots, colour shows the stage, and the filled height of a bar shows alpha (blend weight).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from esper.karn.seed_histories import SeedHistory, grouped, seed_histories
 from esper.leyline import COOLING_STAGES, FORWARD_STAGES, EpochRow, SeedRow, Stage, TransitionRow
 
 MARKED: Final = (Stage.GERMINATED, Stage.FOSSILIZED, Stage.PRUNED)
-"""Stages whose transitions are marked in the picture."""
+"""Stages whose start is marked by a symbol in the chart of slots."""
 _RIGHT: Final = svg.WIDTH - 124
 _SCORES: Final = (12.0, 162.0)
 _FIRST_LANE: Final = 184.0
@@ -31,50 +31,55 @@ _LANE: Final = 46.0
 _BAR_TOP: Final = 14.0
 _BAR: Final = 25.0
 _NAME_LETTERS: Final = 12
-"""Largest number of characters of a slot's name in the picture."""
+"""Largest number of characters of a slot's name in the chart."""
 _MOST_GUIDES: Final = 16
-"""Largest number of guide lines from fossilizations to the score; more lines would hide the score."""
+"""Largest number of vertical lines from fossilizations to the score curve; more lines would hide the
+curve.
+"""
 
 
 class Span(NamedTuple):
-    """A stage of a slot, from the end of epoch ``start`` to the end of epoch ``end``."""
+    """Interval in which a slot has one stage: from the end of epoch ``start`` to the end of epoch ``end``."""
 
     stage: Stage
     start: int
     end: int
     alphas: tuple[float | None, ...]
-    """Blend weight of the seed in each epoch; None if it was not recorded."""
+    """Alpha (blend weight) of the seed in each epoch; None if it was not recorded."""
 
 
 class Lane(NamedTuple):
-    """Stages and seeds of one slot."""
+    """Lane of the chart of slots: stages and seeds of one slot."""
 
     slot: str
     stage: Stage
     """Stage of the slot at the end of the last known epoch."""
     alpha: float | None
-    """Blend weight of the seed in the next epoch; None if the slot is empty or the weight was not recorded.
+    """Alpha of the seed in the epoch after the last known one; None if the slot is empty or alpha was not
+    recorded.
     """
     spans: tuple[Span, ...]
-    """Stages of the slot in order of time; between two spans the slot is empty."""
+    """Stages of the slot in order of time; between two stages the slot may be empty."""
     marks: tuple[TransitionRow, ...]
-    """Transitions of the slot to one of the ``MARKED`` stages."""
+    """Transitions of the slot that the chart marks by a symbol: germination, fossilization and prune."""
     seeds: tuple[SeedHistory, ...]
     """Seeds of the slot in order of germination."""
 
 
 class Lanes(NamedTuple):
-    """Scores and slots of one episode over the same epochs."""
+    """Scores and slots of one episode over the same epochs, for the chart of slots."""
 
     episode: EpisodeKey
     name: str
-    """Name of the episode."""
+    """Display name of the episode, such as "episode 0"."""
     horizon: int
-    """Last epoch of the axis; the episode may have ended earlier, or be unfinished."""
+    """Last epoch of the horizontal axis; the episode may have ended earlier, or be unfinished."""
     epoch: int
-    """Last known epoch of the episode."""
+    """Last epoch of the episode for which rows were written."""
     scores: Series | None
-    """Series ``score`` and ``twin`` after each epoch; None if no epoch is known."""
+    """Scores of the episode and of its twin after each epoch, as series ``score`` and ``twin``; None if no
+    epoch is known.
+    """
     lanes: tuple[Lane, ...]
     metric: Metric
 
@@ -85,7 +90,9 @@ class Lanes(NamedTuple):
 
 
 def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
-    """Return the slot lanes of the given episode or of the default episode; None if it has no rows."""
+    """Return scores and slot stages of an episode; None if the episode has no rows. If ``episode`` is None,
+    it is the best episode of a policy training, or the last episode of any other run.
+    """
     episode = default_episode(run) if episode is None else episode
     if episode is None:
         return None
@@ -141,8 +148,8 @@ def _spans(moves: Sequence[TransitionRow], last: int, alphas: Mapping[int, float
 
 
 def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | None:
-    """Return the blend weight in the next epoch; 0 for a seed that is not blended, if weights are
-    recorded.
+    """Return the alpha of a seed in the epoch after ``epoch``; 0 for a seed that is not blended, None if
+    alpha was not recorded.
     """
     return alphas.get(epoch, 0.0 if alphas and stage not in FORWARD_STAGES else None)
 
@@ -151,7 +158,7 @@ def _alpha(stage: Stage, epoch: int, alphas: Mapping[int, float]) -> float | Non
 
 
 def draw_lanes(found: Lanes, compared: Lanes | None = None) -> Picture:
-    """Draw the slot lanes of an episode, on axes that include a second episode if given."""
+    """Draw scores and stages of all slots of an episode, on axes that include a second episode if given."""
     both = [found] if compared is None else [found, compared]
     names = [svg.shorten(lane.slot, _NAME_LETTERS) for one in both for lane in one.lanes]
     left = max(48.0, *(svg.width_of(slot) + 10 for slot in names), 0.0)
@@ -204,7 +211,7 @@ def _caption(found: Lanes) -> str:
 
 
 def _draw_key(found: Lanes, baseline: float) -> Markup:
-    """Draw the legend of the stages and marks that occur in the slot lanes."""
+    """Draw the legend of the stages and symbols that occur in the chart of slots."""
     stages = {span.stage for lane in found.lanes for span in lane.spans} - COOLING_STAGES
     marks = {Stage(mark.to_stage) for lane in found.lanes for mark in lane.marks}
     parts, x = [], 6.0
@@ -226,7 +233,9 @@ def _draw_key(found: Lanes, baseline: float) -> Markup:
 
 
 def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator[Markup]:
-    """Draw the scores of an episode, on an axis that includes all series of ``held``."""
+    """Draw the scores of an episode; the vertical axis includes ``held``, the scores of all compared
+    episodes.
+    """
     scores = found.scores
     if scores is None:
         return
@@ -248,7 +257,7 @@ def _panel(scores: Series) -> Panel:
 
 
 def _guides(found: Lanes, scores: Series, x: AxisScale, y: AxisScale) -> Iterator[Markup]:
-    """Draw a vertical line from every fossilization mark up to the score at the same epoch."""
+    """Draw a vertical line from the symbol of every fossilization up to the score at the same epoch."""
     kept = [
         (index, mark.epoch)
         for index, lane in enumerate(found.lanes)
@@ -283,7 +292,7 @@ def _draw_lane(lane: Lane, metric: Metric, x: AxisScale, top: float) -> Markup:
 
 
 def _gaps(lane: Lane, x: AxisScale, middle: float) -> str:
-    """Return the SVG path of the epochs in which a slot is empty."""
+    """Return the SVG path of a line that marks the epochs in which a slot is empty."""
     ends = [0.0, *(float(span.end) for span in lane.spans)]
     starts = [*(float(span.start) for span in lane.spans), x.high]
     return "".join(
@@ -321,8 +330,8 @@ def _texture(stage: Stage, start: float, end: float, top: float, height: float) 
 
 
 def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
-    """Draw the blueprint's name on a seed's solid span if it fits, else across all spans of the seed, else
-    after them.
+    """Draw the name of each seed's blueprint: on its longest solid bar if the name fits, else across all its
+    bars, else to the right of them.
     """
     next_starts = [*(x(seed.germinated_at) for seed in lane.seeds[1:]), x.stop]
     for seed, next_start in zip(lane.seeds, next_starts, strict=False):
@@ -338,12 +347,12 @@ def _seed_names(lane: Lane, x: AxisScale, baseline: float) -> Iterator[Markup]:
 
 
 def _is_solid(span: Span) -> bool:
-    """Return whether a span of a slot lane has one solid colour."""
+    """Return whether the bar of a stage has one solid colour: the stage is FOSSILIZED and alpha is 1."""
     return span.stage is Stage.FOSSILIZED and all(alpha is None or alpha > 0.99 for alpha in span.alphas)
 
 
 def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
-    """Draw contribution and size of the seed that is in the slot at the last epoch."""
+    """Draw contribution and parameters of the seed that is in the slot at the last epoch."""
     held = [seed for seed in lane.seeds if seed.fate in ("fossilized", "alive")]
     if not held:
         yield svg.text(_RIGHT + 8, middle + 5, notation.UNKNOWN, "dim")
@@ -358,19 +367,21 @@ def _worth(lane: Lane, metric: Metric, middle: float) -> Iterator[Markup]:
 
 
 def _mark(move: TransitionRow, slot: str, x: float, y: float) -> Markup:
-    """Draw a transition as a ring (germinated), diamond (fossilized) or scissors (pruned), with a tooltip."""
+    """Draw a stage change as a ring (germinated), diamond (fossilized) or scissors (pruned), with a
+    tooltip.
+    """
     stage = Stage(move.to_stage)
     label = f"{slot} {stage.name.lower()} after epoch {move.epoch} ({move.cause}): {move.reason}"
     return svg.group(_shape(stage, x, y), svg.element("title", label))
 
 
 def _shape(stage: Stage, x: float, y: float) -> Markup:
-    """Draw the mark of a stage as a shape about ten SVG units wide."""
+    """Draw the symbol of a stage, about ten SVG units wide."""
     if stage is Stage.GERMINATED:
         return svg.element("circle", cx=x, cy=y, r=4, class_="ring germinated")
     if stage is Stage.FOSSILIZED:
         return svg.path(f"M{svg.number(x)} {svg.number(y - 6)}l6 6l-6 6l-6 -6z", "mark fossilized")
-    # Scissors: two crossing blades with grips below.
+    # The symbol of scissors has two crossing blades with grips below.
     blades = f"M{svg.number(x - 4)} {svg.number(y - 6)}l5.6 8.6m2.4 -8.6l-5.6 8.6"
     grips = "".join(
         f"M{svg.number(x + side - 1.8)} {svg.number(y + 4.2)}a1.8 1.8 0 1 0 3.6 0a1.8 1.8 0 1 0 -3.6 0"

@@ -1,7 +1,7 @@
-"""Worth of seeds: stages reached and contribution per 1,000 parameters by blueprint, and pair interactions.
+"""Charts of the contributions of seeds: by blueprint, and as interactions between pairs of slots.
 
-Blueprints are drawn as funnels with their contribution; interactions, from on/off configurations, as a matrix
-of slots with contributions on the diagonal.
+The chart by blueprint shows how many seeds reached each stage and what they contribute. The interactions are
+a matrix of slots, with the contribution of each slot on the diagonal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +30,13 @@ _CELL_WIDTH: Final = 110.0
 _CELL: Final = 38.0
 _MATRIX_TOP: Final = 24.0
 _PALEST: Final = 0.4
-"""Shade of the darkest matrix cell, light enough for the number on the cell."""
+"""Shade of the darkest cell of the interaction matrix, from 0 (lightest) to 1; light enough for text on the
+cell.
+"""
 
 
 class BlueprintWorth(NamedTuple):
-    """Statistics over all seeds of one blueprint; None is unknown."""
+    """Statistics over all seeds of one blueprint; a value of None is unknown."""
 
     blueprint: str
     metric: Metric
@@ -42,24 +44,28 @@ class BlueprintWorth(NamedTuple):
     blended: int
     held: int
     fossilized: int
-    """Number of seeds that reached at least the given stage."""
+    """``germinated``, ``blended``, ``held`` and ``fossilized`` are the numbers of seeds that reached at least
+    the named stage.
+    """
     pruned: int
     measured: int
     """Number of seeds with a measured contribution; the last measurement of each seed is used."""
     contribution: float | None
     """Mean contribution of the seeds, in units of the run's metric."""
     contribution_error: float | None
-    """Standard error of the mean contribution over seeds; for a single seed, the error of its measurement."""
+    """Standard error of the mean contribution; for a single seed, the standard error of its measurement."""
     params: float | None
     """Mean parameters of the seeds whose parameters were recorded."""
     per_thousand: float | None
-    """Mean contribution per 1,000 parameters, over measured seeds with recorded parameters."""
+    """Sum of contributions per 1,000 parameters, over seeds whose contribution and parameters are known."""
     per_thousand_error: float | None
 
 
 def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
-    """Return statistics per blueprint, the blueprint with most seeds first; None if no seed germinated."""
-    found = run.sql(
+    """Return statistics of the seeds per blueprint, the blueprint with most seeds first; None if no seed
+    germinated.
+    """
+    found = run.fetch(
         f"""
         WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
         reached AS (
@@ -92,13 +98,15 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
                     ELSE 1000 * any_value(error) / sum(size) END
         FROM known GROUP BY blueprint ORDER BY count(*) DESC, blueprint
         """
-    ).fetchall()
+    )
     names, metric = run.row.blueprints, metric_of(run.row)
     return tuple(BlueprintWorth(names[blueprint], metric, *values) for blueprint, *values in found) or None
 
 
 def draw_worth(found: Sequence[BlueprintWorth], compared: Sequence[BlueprintWorth] | None = None) -> Picture:
-    """Draw funnel and contribution of each blueprint, on scales that include a second run if given."""
+    """Draw the seeds by stage reached and the contribution of each blueprint, on scales that include a second
+    run if given.
+    """
     held = [*found, *(compared or ())]
     bottom = _TOP + _ROW * len(found)
     count = AxisScale(0, max(one.germinated for one in held), *_FUNNEL)
@@ -146,8 +154,8 @@ def _points_axis(points: AxisScale, bottom: float) -> Iterator[Markup]:
 
 
 def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisScale | None) -> Markup:
-    """Draw the funnel of a blueprint: the bar left of a stage's edge counts the seeds that reached at least
-    the stage.
+    """Draw the row of a blueprint: a bar with the number of seeds whose last stage was FOSSILIZED, HOLDING,
+    BLENDING or TRAINING, and the contribution per 1,000 parameters.
     """
     reached = [
         (Stage.FOSSILIZED, 0, one.fossilized),
@@ -186,41 +194,45 @@ def _draw_points(one: BlueprintWorth, y: float, points: AxisScale | None) -> Ite
 
 
 class Interactions(NamedTuple):
-    """Slot interactions of one episode, at the last epoch whose on/off configurations were scored."""
+    """Interactions of slots in one episode, at the last epoch with counterfactual scores (scores with some
+    seeds off).
+    """
 
     name: str
-    """Name of the episode."""
+    """Display name of the episode, such as "episode 0"."""
     epoch: int
     slots: tuple[str, ...]
-    """Slots whose seeds were switched on and off."""
+    """Slots whose seeds are on in some measured configurations and off in others."""
     score: float
     """Score of the network with the seeds of all slots on."""
     metric: Metric
     matrix: tuple[tuple[float | None, ...], ...]
-    """Matrix with contributions of slots on the diagonal and interactions of two slots elsewhere; None is
-    unknown.
+    """Matrix with contributions of slots on the diagonal and interactions of two slots elsewhere; a value of
+    None is unknown.
     """
 
 
 def interactions(run: Run) -> Interactions | None:
-    """Return the slot interactions of the default episode; None if no on/off configuration was scored."""
+    """Return the interactions of slots in the best episode of a policy training, or in the last episode of
+    any other run; None if no on/off configuration of seeds was scored.
+    """
     episode, metric = default_episode(run), metric_of(run.row)
     if episode is None:
         return None
-    found = run.sql(
+    found = run.fetch(
         f"""
         SELECT epoch, "on", {metric.name} FROM counterfactual WHERE {THIS_EPISODE}
         AND {metric.name} IS NOT NULL
         AND epoch = (SELECT max(epoch) FROM counterfactual WHERE {THIS_EPISODE})
         """,
         [*episode, *episode],
-    ).fetchall()
+    )
     if not found:
         return None
     switched = [slot for slot in range(len(run.row.slots)) if len({on[slot] for _, on, _ in found}) > 1]
     scores = {tuple(on[slot] for slot in switched): score for _, on, score in found}
     everything = (True,) * len(switched)
-    # A killed run may have written only some on/off configurations of an epoch.
+    # A killed run may have written the scores of only some on/off configurations of an epoch.
     if not switched or everything not in scores:
         return None
     return Interactions(
@@ -237,8 +249,9 @@ def interactions(run: Run) -> Interactions | None:
 
 
 def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | None:
-    """Return v(all) − v(without i) for one slot, v(all) − v(without i) − v(without j) + v(without i and j)
-    for two, with v the score of a configuration.
+    """Return the contribution of one slot, or the interaction of two slots. With v the score of the network
+    without the seeds in the given slots, the contribution of slot i is v() − v(i), and the interaction of
+    slots i and j is v() − v(i) − v(j) + v(i, j).
     """
     all_slots = range(len(next(iter(scores))))
     removals = [off for count in range(len(slots) + 1) for off in combinations(slots, count)]
@@ -248,8 +261,8 @@ def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | N
 
 
 def draw_interactions(found: Interactions, compared: Interactions | None = None) -> Picture:
-    """Draw the interaction matrix of the slots; ``compared`` is unused, because a matrix has no common
-    axes.
+    """Draw the interaction matrix of the slots; ``compared`` is unused, because two matrices share no
+    axis.
     """
     size, metric = len(found.slots), found.metric
     unit = metric.unit or f" {metric.name}"

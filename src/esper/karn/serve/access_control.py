@@ -1,7 +1,7 @@
-"""Access control of the server and security headers of its responses.
+"""Access control of the web server, and security headers of its responses.
 
-Every request is checked in this order: Host header (against DNS rebinding), method, and the token if other
-machines can reach the server. The response headers forbid the browser to load anything from other servers.
+Every HTTP request is checked in this order: Host header (against DNS rebinding), method, and token, if the
+server has one. The HTTP response headers forbid the browser to load anything from other servers.
 """
 
 import functools
@@ -33,23 +33,25 @@ TOKEN: Final = "token"
 
 
 class Access(NamedTuple):
-    """Address of the server and its token."""
+    """Address and access token of the web server."""
 
     host: str
     port: int
     token: str | None
-    """Token that requests must carry; None if every process on this machine may connect."""
+    """Secret token that HTTP requests must contain; None requires no token, so any process on this machine
+    may connect.
+    """
 
     @property
     def cookie(self) -> str:
-        """Name of the token's cookie; the name contains the port, because browsers share cookies between
-        ports of a host.
+        """Name of the token's cookie; the name contains the port, because browsers send a cookie to all ports
+        of a machine.
         """
         return f"esper-{self.port}"
 
     @property
     def url(self) -> str:
-        """Address to open in a browser, with the token if there is one."""
+        """Address of the web server for a browser, with the token if there is one."""
         address = _address(self.host)
         host = "localhost" if address is not None and address.is_unspecified else self.host
         shown = f"[{host}]" if ":" in host else host
@@ -57,13 +59,15 @@ class Access(NamedTuple):
 
 
 def access(host: str, port: int, *, ask_for_token: bool) -> Access:
-    """Return the access settings of a server; a server that other machines can reach always has a token."""
+    """Return the access settings of a web server; a server that other machines can reach always has a
+    token.
+    """
     needed = ask_for_token or not _is_loopback(host)
     return Access(host, port, secrets.token_urlsafe(24) if needed else None)
 
 
 class Guard:
-    """ASGI middleware that checks every request and adds the security headers."""
+    """ASGI middleware that checks every HTTP request and adds the security headers to the response."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
@@ -93,7 +97,7 @@ class Guard:
         return None if self._access.token is None else self._ask_for_token(scope, headers)
 
     def _is_ours(self, host_header: str) -> bool:
-        """Return whether the Host header names this server.
+        """Return whether the Host header of a request contains a name of this server.
 
         The port in the Host header is not checked, because a tunnel may use another port.
         """
@@ -120,7 +124,9 @@ class Guard:
         return _sentence(403, "this server asks for its token; open the whole address that it printed")
 
     def _is_right(self, given: str) -> bool:
-        """Compare a token in constant time, so that response times reveal nothing about the token."""
+        """Compare a token with the server's token in constant time, so that response times reveal nothing
+        about it.
+        """
         return hmac.compare_digest(given.encode(), (self._access.token or "").encode())
 
 
@@ -139,7 +145,7 @@ def _is_loopback(name: str) -> bool:
     return name == "localhost" or ((address := _address(name)) is not None and address.is_loopback)
 
 
-@functools.cache  # The result is cached, because getfqdn may query a name server.
+@functools.cache  # Cached, because socket.getfqdn() may query a name server.
 def _names_of_this_machine() -> frozenset[str]:
     name = socket.gethostname().lower()
     return frozenset({name, f"{name}.local", socket.getfqdn().lower()})

@@ -1,4 +1,4 @@
-"""Cache of results computed from runs; a result is valid until its run has new rows.
+"""Cache of values computed from runs, such as page sections; a value is valid until its run has new rows.
 
 Each run is read by one thread at a time, and only a few runs stay open.
 """
@@ -11,48 +11,45 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeVar
 
-import duckdb
-
 from esper.files.row_files import TELEMETRY
-from esper.files.writer_lock import LOCK_FILE
-from esper.karn.run import Run, open_run
+from esper.files.writer_lock import signature
+from esper.karn.run import DAMAGE, Run, open_run
 from esper.karn.serve.folder import FoundRun, RunFolder
-from esper.karn.tables import error_text
+from esper.karn.stored_rows import error_text
 from esper.leyline.errors import EsperError
 
 T = TypeVar("T")
 OPEN_RUNS: Final = 8
 ANSWERS: Final = 500
-DAMAGE: Final = (EsperError, duckdb.Error, OSError, LookupError, ValueError, TypeError, ArithmeticError)
-"""Errors caused by the files of a run: unreadable files, or rows that contradict each other."""
 
 
 class ReadingError(EsperError):
-    """Error: a run cannot be read; other runs are not affected."""
+    """Error: the files of a run cannot be read; other runs are not affected."""
 
 
 class AnswerCache:
-    """Cache of results computed from the runs of a folder. The cache is thread-safe and computes one result
-    at a time.
+    """Cache of values computed from the runs of a folder. The cache of values is thread-safe and computes one
+    value at a time.
     """
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._open = lru_cache(OPEN_RUNS)(lambda path, *telemetry: open_run(path))
+        self._open = lru_cache(OPEN_RUNS)(lambda path, signed: open_run(path))
         self._answers: OrderedDict[Hashable, tuple[str, object]] = OrderedDict()
 
     def ask(self, id: str, question: Hashable, answer: Callable[..., T], compared: str | None = None) -> T:
-        """Return ``answer(run)``; the result comes from the cache if the run has no new rows.
+        """Return ``answer(run)``; the value comes from the cache if the run has no new rows.
 
         Args:
-            id: Id of the run.
-            question: Cache key of the result.
-            answer: Function of the run, and of the second run if there is one.
+            id: Id of the run in the served folder.
+            question: Hashable key of the value in the cache.
+            answer: Function that computes the value from the run, and from the second run if there is one.
             compared: Id of a second run, which is left out if it cannot be read.
 
         Raises:
-            ReadingError: The run cannot be read; the error is cached like a result.
+            ReadingError: The run cannot be read; the same error is raised again until the files of the run
+                change.
         """
         found = self.folder.run(id)
         other = None if compared is None else self.folder.run(compared)
@@ -71,9 +68,7 @@ class AnswerCache:
         return known  # type: ignore[return-value]  # a question always has the same kind of answer
 
     def is_cached(self, id: str, question: Hashable) -> bool:
-        """Return whether a result is cached, even if the result was computed from fewer rows than the run has
-        now.
-        """
+        """Return whether a value is cached, even if it was computed from fewer rows than the run has now."""
         return (id, question, None) in self._answers
 
     def _work_out(
@@ -91,10 +86,7 @@ class AnswerCache:
             return ReadingError(f"'{found.name}' cannot be read: {reason}")
 
     def _opened(self, path: Path) -> Run:
-        """Return the run in a directory and keep it open; a directory that was removed and recreated is a new
-        run.
+        """Return the run in a directory and keep it open; a directory that was removed and created again is a
+        new run.
         """
-        # The lock file keeps its inode and change time as long as the run is written.
-        lock = path / TELEMETRY / LOCK_FILE
-        status = (lock if lock.exists() else path / TELEMETRY).stat()
-        return self._open(path, status.st_ino, status.st_ctime_ns)
+        return self._open(path, signature(path / TELEMETRY))

@@ -1,4 +1,4 @@
-"""ASGI application: views and static files, protected by access control."""
+"""ASGI application of the web server: views and static files, protected by access control."""
 
 import socket
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from esper.leyline.errors import EsperError
 
 STATIC: Final = Path(__file__).parent / "static"
 SECONDS_TO_END: Final = 3
-"""Seconds that open connections may take to close when the server stops."""
+"""Seconds that open HTTP connections may take to close when the server stops."""
 
 
 def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] = lambda: False) -> ASGIApp:
-    """Create the application over ``folder``, protected by ``access``."""
+    """Create the web application that shows the runs of ``folder``, with the access control of ``access``."""
     views = Views(AnswerCache(folder), is_ending)
 
     def no_such_address(request: Request, error: Exception) -> Response:
@@ -44,9 +44,10 @@ def create_app(folder: RunFolder, access: Access, is_ending: Callable[[], bool] 
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket; port 0 selects a free port."""
+    """Open a listening TCP socket; port 0 selects a free port."""
     try:
-        # An invalid host name must fail here, because create_server would leave its socket open.
+        # On an invalid host name, socket.create_server() would leave its socket open, so the name is checked
+        # first.
         host.encode("idna")
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:
@@ -58,7 +59,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(folder: RunFolder, access: Access, listener: socket.socket) -> None:
-    """Serve requests on ``listener`` until interrupted."""
+    """Run the web server on the socket ``listener`` until it is interrupted."""
     config = uvicorn.Config(
         create_app(folder, access, lambda: server.should_exit),
         log_level="warning",

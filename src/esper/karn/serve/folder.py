@@ -1,7 +1,7 @@
-"""Runs below one folder, identified by ids.
+"""Runs of the folder that the web server shows, identified by ids.
 
-Requests name a run by its id; no path is built from request data. Symbolic links are not followed, so files
-outside the folder cannot be read.
+HTTP requests name a run by its id; no path is built from request data. Symbolic links are not followed, so
+files outside the served folder cannot be read.
 """
 
 import hashlib
@@ -13,30 +13,35 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from esper.files.row_files import TELEMETRY, UNFINISHED
-from esper.files.writer_lock import is_being_written
+from esper.files.writer_lock import is_being_written, signature
 from esper.karn.runs import find_runs
+from esper.karn.stored_rows import stamp_of
 from esper.leyline.errors import EsperError
 
 SECONDS_BETWEEN_WALKS: Final = 1.0
 WALK_SHARE: Final = 0.1
-"""Largest share of the time spent on walking a large folder."""
+"""Largest fraction of wall-clock time that the server spends on searching a large folder for runs."""
 
 
 class FoundRun(NamedTuple):
-    """Run in the served folder, with the version of its files."""
+    """Run in the folder that the web server shows, with a digest of the run's files as its version."""
 
     id: str
     name: str
     """Path of the run relative to the served folder."""
     path: Path
     version: str
-    """Digest that changes when a file of the run changes, or its writer starts or ends."""
+    """Digest that changes when a file of the run changes, or when the process that writes the run starts or
+    ends.
+    """
     refusal: str | None = None
     """Reason why the run is not read; None if it is readable."""
 
 
 class RunFolder:
-    """Runs of a folder, walked about once a second regardless of the number of requests. Thread-safe."""
+    """Runs of a folder; the folder is searched about once a second, regardless of the number of requests. The
+    class ``RunFolder`` is thread-safe.
+    """
 
     def __init__(self, root: Path, clock: Callable[[], float] = time.monotonic) -> None:
         next(find_runs(root), None)  # find_runs raises an error if the folder does not exist.
@@ -47,7 +52,7 @@ class RunFolder:
         self._due = -float("inf")
 
     def runs(self) -> Mapping[str, FoundRun]:
-        """Return all runs by id, sorted by name."""
+        """Return all runs of the served folder by id, sorted by name."""
         with self._lock:
             began = self._clock()
             if began >= self._due:
@@ -57,7 +62,7 @@ class RunFolder:
             return self._found
 
     def run(self, id: str) -> FoundRun:
-        """Return a run by id; raises ``UnknownRunError``."""
+        """Return the run with the given id; raises ``UnknownRunError`` if there is none."""
         found = self.runs().get(id)
         if found is None:
             raise UnknownRunError(f"there is no run '{id[:40]}' in this folder; it may have been moved away")
@@ -79,7 +84,7 @@ class UnknownRunError(EsperError):
 
 
 def _version_and_link(telemetry: Path) -> tuple[str, str | None]:
-    """Return the version of a run's files, and the name of a symbolic link among them, if any."""
+    """Return a digest of a run's files, and the name of a symbolic link among the files, if any."""
     if telemetry.is_symlink():
         return "", telemetry.name
     files = sorted(_files(telemetry), key=lambda file: file.path)
@@ -89,7 +94,7 @@ def _version_and_link(telemetry: Path) -> tuple[str, str | None]:
     if written:
         unread = str(telemetry / UNFINISHED)
         files = [file for file in files if not file.path.startswith(unread)]
-    return _digest([_stamp(file) for file in files], link or written), link
+    return _digest([_stamp(file) for file in files], signature(telemetry), link or written), link
 
 
 def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
@@ -100,15 +105,12 @@ def _files(telemetry: Path) -> Iterator[os.DirEntry[str]]:
             yield from os.scandir(entry)
 
 
-def _stamp(file: os.DirEntry[str]) -> tuple[str, int, int]:
-    """Return path, size and modification time of a file; -1 for a file that was compacted after it was
-    listed.
-    """
+def _stamp(file: os.DirEntry[str]) -> tuple[str, tuple[int, ...]]:
+    """Return path and stamp of a file; the stamp is empty if the file was removed after it was listed."""
     try:
-        status = file.stat(follow_symlinks=False)
+        return file.path, stamp_of(file.stat(follow_symlinks=False))
     except FileNotFoundError:
-        return file.path, -1, -1
-    return file.path, status.st_size, status.st_mtime_ns
+        return file.path, ()
 
 
 def _digest(*content: object) -> str:

@@ -1,7 +1,9 @@
-"""Views of the server: list of runs, one run, comparison of two runs, their sections, and server-sent events.
+"""Views of the web server: list of runs, one run, comparison of two runs, their sections, and server-sent
+events.
 
-The page of a run is loaded without its sections. The browser loads a section when it becomes visible, and
-again when its run has new rows. Endpoints are plain functions that starlette runs on threads.
+The page of a run is loaded without the content of its sections. The browser loads a section of a page when it
+becomes visible, and again when the run has new rows. Endpoints of the web server are plain functions, which
+starlette runs on threads.
 """
 
 import asyncio
@@ -27,19 +29,23 @@ from esper.leyline.errors import EsperError, UnknownNameError
 SECONDS: Final = 1.0
 """Seconds between two checks of the served folder for changes."""
 HEARTBEAT_CHECKS: Final = 15
-"""Number of checks without changes after which the server sends a comment, to detect dead connections."""
+"""Number of checks without changes after which the server sends a comment to the browser, to detect dead
+connections.
+"""
 RETRY_MS: Final = 2000
-"""Milliseconds after which a browser reconnects."""
+"""Milliseconds after which a browser reconnects to the stream of events."""
 SECONDS_FOR_ROWS: Final = 0.5
-"""Seconds after which the list of runs leaves further runs unread; the browser requests the list again."""
+"""Seconds that one request for the list of runs may spend on reading runs; later requests read the other
+runs.
+"""
 PARTS: Final = ("head", *KEYS, *ORIGIN)
 NO_STORE: Final = {"Cache-Control": "no-store"}
 PENDING: Final = "panel pending"
-"""CSS classes of a section that the browser loads later."""
+"""CSS classes of a page section that the browser loads later."""
 
 
 class Views:
-    """Views of the server over one folder of runs."""
+    """Views (HTTP endpoints) of the web server for one folder of runs."""
 
     def __init__(self, cache: AnswerCache, is_ending: Callable[[], bool]) -> None:
         self._cache = cache
@@ -47,7 +53,7 @@ class Views:
         self._folder = cache.folder
 
     def routes(self) -> list[Route]:
-        """Return the routes of all pages, without the static files."""
+        """Return the routes of all views of the web server, without the static files."""
         views: dict[str, Callable[[Request], Any]] = {
             "/": self.list,
             "/rows": self.rows,
@@ -58,20 +64,20 @@ class Views:
         return [Route(path, view) for path, view in views.items()]
 
     async def events(self, request: Request) -> Response:
-        """Stream the versions of the runs until the browser disconnects."""
+        """Send the versions of all runs as server-sent events until the browser disconnects."""
         events = run_events(self._folder, self._is_ending)
         return StreamingResponse(events, media_type="text/event-stream", headers=NO_STORE)
 
     def list(self, request: Request) -> Response:
-        """Return the page with the list of runs."""
+        """Return the web page with the list of runs."""
         return self._page("list.html", "esper", rows=self._rows())
 
     def rows(self, request: Request) -> Response:
-        """Return the HTML rows of the list of runs."""
+        """Return the list of runs as HTML table rows."""
         return HTMLResponse(self._rows())
 
     def run(self, request: Request) -> Response:
-        """Return the page of a run without its sections."""
+        """Return the web page of a run without the content of its sections."""
         found = self._folder.run(request.path_params["id"])
         groups = [
             Group("heads", [self._pending(found, "head", "head")]),
@@ -114,7 +120,7 @@ class Views:
         return self._page("run.html", f"{left.name} and {right.name} · esper", groups=groups)
 
     def comparison(self, request: Request) -> Response:
-        """Return the section that compares two runs."""
+        """Return the page section that compares two runs."""
         left, right = self._both(request)
 
         def answer(run: Any, other: Any = None) -> str:
@@ -125,12 +131,12 @@ class Views:
         return self._answer("comparison", lambda: self._cache.ask(left.id, "comparison", answer, right.id))
 
     def _rows(self) -> str:
-        """Render the rows of the list of runs: runs in progress first, then by start time, unread runs
-        last.
+        """Render the rows of the list of runs: runs in progress first, runs that were not read last, and
+        otherwise the latest start first.
         """
         end = time.monotonic() + SECONDS_FOR_ROWS
         listed = [self._listed(found, end) for found in self._folder.runs().values()]
-        listed.sort(key=lambda one: one.overview.row.started if one.overview else "", reverse=True)
+        listed.sort(key=lambda one: one.run_status.row.started if one.run_status else "", reverse=True)
         listed.sort(key=lambda one: (one.state == "unread", one.state != "running"))
         return render("rows.html", runs=listed)
 
@@ -152,7 +158,7 @@ class Views:
     def _pending(
         self, found: FoundRun, key: str, look: str = PENDING, side: str = "", compared: FoundRun | None = None
     ) -> Section:
-        """Return a placeholder section that the browser loads later."""
+        """Return a placeholder for a page section that the browser loads later."""
         query = "" if compared is None else f"?compared={compared.id}"
         runs = found.id if compared is None else f"{found.id} {compared.id}"
         if key == "head":
@@ -162,7 +168,7 @@ class Views:
         return Section(key, body, tag, look, side, f"/runs/{found.id}/{key}{query}", runs)
 
     def _answer(self, key: str, work_out: Callable[[], str]) -> Response:
-        """Return a section, or the reason why it cannot be shown."""
+        """Return a page section, or the reason why the section cannot be shown."""
         try:
             return HTMLResponse(work_out(), headers=NO_STORE)
         except ReadingError as error:
@@ -176,7 +182,7 @@ class Views:
         )
 
     def refusal(self, request: Request, error: Exception) -> Response:
-        """Return an error page that shows the message."""
+        """Return an error page that shows the message of ``error``."""
         page = self._page("problem.html", "esper", sentence=str(error))
         page.status_code = 404 if isinstance(error, UnknownNameError | UnknownRunError) else 400
         return page
@@ -188,10 +194,11 @@ class Views:
 async def run_events(
     folder: RunFolder, is_ending: Callable[[], bool], seconds: float = SECONDS
 ) -> AsyncIterator[str]:
-    """Yield the server-sent events of one connection as text; each has the version of every run.
+    """Yield the server-sent events of one connection as text; each event has the version of every run.
 
-    Every event contains all runs, so an interrupted connection loses nothing. An event is sent at the start
-    and whenever a run appears, changes or disappears; otherwise a comment is sent at intervals.
+    Every server-sent event has the versions of all runs, so an interrupted connection loses nothing. A
+    server-sent event is sent at the start and whenever a run appears, changes or disappears; otherwise a
+    comment is sent at intervals.
     """
     yield f"retry: {RETRY_MS}\n"
     known, quiet = None, 0

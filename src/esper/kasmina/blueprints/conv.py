@@ -1,28 +1,30 @@
 """Blueprints for feature maps ``[batch, channels, height, width]``.
 
-Each delta is exactly zero at birth, and every weight receives a gradient in the first backward pass. A single
-linear layer starts at zero; several layers are two branches that cancel (``Mirrored``). No delta ends in a
-ReLU, through which a delta of zero would receive no gradient.
+Each delta for feature maps is exactly zero at birth, and every weight receives a gradient in the first
+backward pass. A delta of one linear layer starts with zero weights; a delta of several layers is the sum of
+two branches that cancel (``Mirrored``). No seed ends in a ReLU: at output zero a ReLU passes no gradient, so
+the seed would never learn.
 """
 
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.mirror import Mirrored
-from esper.kasmina.blueprints.registry import register_blueprint
+from esper.kasmina.blueprints.registry import Mirrored, register_blueprint
 
 HEAVY_MIN_HIDDEN = 16
-"""Smallest number of hidden channels of CONV_HEAVY, both branches together."""
+"""Smallest total number of hidden channels in the two branches of a ``conv_heavy`` seed."""
 REDUCTION = 4
-"""Number of the slot's channels per hidden channel."""
+"""Ratio of the slot's channels to the hidden channels of an attention or bottleneck seed."""
 ATTENTION_MIN_HIDDEN = 4
 BOTTLENECK_MIN_HIDDEN = 8
-"""Smallest numbers of hidden channels by blueprint, both branches together."""
+"""Smallest total number of hidden channels in the two branches of a seed, for blueprints ``attention`` and
+``bottleneck``."""
 
 
 @register_blueprint("norm", topology="feature_map")
 class Norm(nn.Module):
-    """Delta tanh(s)·(GroupNorm(x) − x): moves each channel towards its normalised value or away from it."""
+    """Seed with delta tanh(s)·(GroupNorm(x) − x); the learned scale s, one per channel, moves features
+    towards or away from their normalised values."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -35,9 +37,9 @@ class Norm(nn.Module):
 
 @register_blueprint("conv_small", topology="feature_map")
 class ConvSmall(Mirrored):
-    """1×1 convolution, GELU, 1×1 convolution: mixes channels at each position.
+    """Seed of 1×1 convolution, GELU and 1×1 convolution, which mixes channels at each position.
 
-    ReLU is not used: the few hidden units of a narrow slot could all start inactive.
+    GELU is used, because the few hidden units of a narrow slot could all start inactive with ReLU.
     """
 
     def __init__(self, width: int) -> None:
@@ -46,7 +48,7 @@ class ConvSmall(Mirrored):
 
 @register_blueprint("depthwise", topology="feature_map")
 class Depthwise(Mirrored):
-    """Depthwise 3×3 convolution, then a 1×1 convolution."""
+    """Seed of a depthwise 3×3 convolution and a 1×1 convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, width, 1))
@@ -54,7 +56,7 @@ class Depthwise(Mirrored):
 
 @register_blueprint("conv_light", topology="feature_map")
 class ConvLight(nn.Sequential):
-    """One 3×3 convolution."""
+    """Seed of one 3×3 convolution."""
 
     def __init__(self, width: int) -> None:
         layer = nn.Conv2d(width, width, 3, padding=1)
@@ -65,7 +67,7 @@ class ConvLight(nn.Sequential):
 
 @register_blueprint("conv_heavy", topology="feature_map")
 class ConvHeavy(Mirrored):
-    """3×3 convolution, ReLU, 3×3 convolution."""
+    """Seed of 3×3 convolution, ReLU and 3×3 convolution."""
 
     def __init__(self, width: int) -> None:
         hidden = max(HEAVY_MIN_HIDDEN // 2, width)
@@ -75,13 +77,13 @@ class ConvHeavy(Mirrored):
 
 
 def _branch_hidden(width: int, least: int) -> int:
-    """Return the number of hidden channels of one of the two branches."""
+    """Return the number of hidden channels in each of the two branches of an attention or bottleneck seed."""
     return max(least, width // REDUCTION) // 2
 
 
 @register_blueprint("attention", topology="feature_map")
 class ChannelAttention(nn.Module):
-    """Delta h·tanh(e(mean of h)): squeeze-and-excitation (Hu et al. 2018).
+    """Seed with delta h·tanh(e(mean of h)): squeeze-and-excitation (Hu et al. 2018).
 
     The excitation e consists of two branches that cancel, so that tanh is zero at birth.
     """
@@ -97,13 +99,14 @@ class ChannelAttention(nn.Module):
 
 @register_blueprint("bottleneck", topology="feature_map")
 class Bottleneck(Mirrored):
-    """1×1 convolution to few channels, 3×3 convolution, GELU, 1×1 convolution to the slot's width."""
+    """Seed of 1×1 convolution to few channels, 3×3 convolution, GELU, and 1×1 convolution to the slot's
+    width."""
 
     def __init__(self, width: int) -> None:
         hidden = _branch_hidden(width, BOTTLENECK_MIN_HIDDEN)
         down, middle = nn.Conv2d(width, hidden, 1), nn.Conv2d(hidden, hidden, 3, padding=1)
-        # With torch's default initialisation the output of three layers is too small for a gate to receive a
-        # gradient.
+        # With torch's default initialisation the output of the seed would be too small for a gate to receive
+        # a gradient.
         nn.init.kaiming_normal_(down.weight, nonlinearity="linear")
         nn.init.kaiming_normal_(middle.weight, nonlinearity="relu")
         super().__init__(down, middle, nn.GELU(), nn.Conv2d(hidden, width, 1))

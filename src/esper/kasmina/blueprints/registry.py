@@ -1,19 +1,21 @@
 """Registry of blueprints by name and by action index.
 
 A blueprint is a class or function that takes the slot's width and returns a module which computes a residual
-delta, exactly zero at birth. Built-in blueprints have the action index of their enum. A user's blueprint gets
-an index that is free for its topology, so that the size of the policy's output does not change.
+delta, exactly zero at birth. A built-in blueprint has the action index of its ``BlueprintAction``. A user's
+blueprint gets a free action index of its topology, so that the size of the policy's output does not change.
 """
 
+import copy
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from esper.leyline.errors import BlueprintError, UnknownNameError
 from esper.leyline.factored_actions import (
-    BLUEPRINT_IDS,
+    BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
     FEATURE_BLUEPRINTS,
     NUM_BLUEPRINTS,
@@ -29,21 +31,22 @@ _BUILT_IN = {"feature_map": CNN_BLUEPRINTS, "tokens": TRANSFORMER_BLUEPRINTS, "f
 
 @dataclass(frozen=True, slots=True)
 class BlueprintSpec:
-    """One registered blueprint."""
+    """Registered blueprint: name, topology, action index, and the function that builds its seeds."""
 
     name: str
     topology: Topology
     index: int
     build: Callable[[Any], nn.Module]
-    """Function that builds a seed from the width of the slot, or from the block that the seed copies."""
+    """Function that builds a seed: from the block to copy if ``copies`` is True, otherwise from the width of
+    the slot."""
     multiple_of: int
     """Number that the width of the slot must be a multiple of."""
     copies: bool = False
-    """Whether the seed is a copy of a block upstream of the slot, and then not zero at birth."""
+    """Whether a seed copies a block upstream of the slot; such a seed is not zero at birth."""
 
     def fits(self, width: int, *, copyable: bool) -> bool:
-        """Return whether a slot of ``width`` can hold a seed of the blueprint; ``copyable`` tells whether the
-        slot has a block to copy.
+        """Return whether a slot of ``width`` can hold a seed of the blueprint; ``copyable`` states whether
+        the slot has a block to copy.
         """
         return width % self.multiple_of == 0 and (copyable or not self.copies)
 
@@ -57,14 +60,15 @@ def register_blueprint(
     """Return a decorator that registers a class or function as a blueprint.
 
     Args:
-        name: Name of the blueprint.
+        name: Name of the blueprint, unique for its topology.
         topology: Kind of features that seeds of the blueprint take.
-        multiple_of: Only slots whose width is a multiple of this number can hold such a seed.
+        multiple_of: Number of which the width of a slot must be a multiple to hold such a seed.
         copies: Build the seed from the last block upstream of the slot instead of the slot's width; the delta
             may be non-zero at birth.
 
     Raises:
-        BlueprintError: The name is taken, ``multiple_of`` is below 1, or no action index is free.
+        BlueprintError: The name is registered already, ``multiple_of`` is below 1, or no action index is
+            free.
         UnknownNameError: The topology does not exist.
 
     Example:
@@ -94,15 +98,15 @@ def register_blueprint(
 
 
 def _index_for(name: str, topology: Topology) -> int:
-    built_in = {BLUEPRINT_IDS[blueprint]: int(blueprint) for blueprint in _BUILT_IN[topology]}
+    built_in = {BLUEPRINT_NAMES[blueprint]: int(blueprint) for blueprint in _BUILT_IN[topology]}
     if name in built_in:
         return built_in[name]
     reserved = {int(BlueprintAction.NOOP), *built_in.values()}
     free = [i for i in range(NUM_BLUEPRINTS) if i not in reserved and (topology, i) not in _registry]
     if not free:
         raise BlueprintError(
-            f"no action index is left for blueprint '{name}': {topology} hosts take at most"
-            f" {NUM_BLUEPRINTS - len(reserved)} blueprints of a user's own; unregister one first"
+            f"no action index is left for blueprint '{name}': {topology} hosts have"
+            f" {', '.join(spec.name for spec in specs_for(topology))}; unregister one of yours first"
         )
     return free[0]
 
@@ -113,7 +117,7 @@ def unregister_blueprint(name: str, topology: Topology) -> None:
 
 
 def blueprint_named(name: str, topology: Topology) -> BlueprintSpec:
-    """Return a registered blueprint; raise UnknownNameError if there is none of this name."""
+    """Return the registered blueprint ``name``; raise UnknownNameError if there is none."""
     for spec in _registry.values():
         if spec.topology == topology and spec.name == name:
             return spec
@@ -127,22 +131,49 @@ def specs_for(topology: Topology) -> list[BlueprintSpec]:
 
 
 def blueprint_names(topologies: Collection[Topology]) -> tuple[str, ...]:
-    """Return the name of every blueprint index for slots of these topologies.
+    """Return the name of every blueprint index, for a host with slots of the given topologies.
 
-    A single topology uses the registry's indices. With several topologies, blueprints that are not built in
-    get free indices; if no index is left, their names are appended and cannot be chosen by a controller.
+    For a single topology the blueprint indices are those of the registry. With several topologies, blueprints
+    that are not built in get free indices. Names of blueprints for which no index is left are appended, and
+    controllers cannot choose these blueprints.
     """
     specs = [spec for topology in sorted(topologies) for spec in specs_for(topology)]
-    names = list(BLUEPRINT_IDS)
+    names = list(BLUEPRINT_NAMES)
     if len(topologies) == 1:
         for spec in specs:
             names[spec.index] = spec.name
         return tuple(names)
-    built_in = {spec.index for spec in specs if BLUEPRINT_IDS[spec.index] == spec.name}
+    built_in = {spec.index for spec in specs if BLUEPRINT_NAMES[spec.index] == spec.name}
     free = [i for i in range(1, NUM_BLUEPRINTS) if i not in built_in]
-    for name in dict.fromkeys(spec.name for spec in specs if BLUEPRINT_IDS[spec.index] != spec.name):
+    for name in dict.fromkeys(spec.name for spec in specs if BLUEPRINT_NAMES[spec.index] != spec.name):
         if free:
             names[free.pop(0)] = name
         else:
             names.append(name)
     return tuple(names)
+
+
+class Mirrored(nn.Module):
+    """Module that returns one(h) + other(h); ``other`` starts as a copy of ``one`` with a negated last layer.
+
+    The delta of a new seed must be exactly zero. If the last layer of a seed started with zero weights, the
+    layers before it would receive no gradient in the first step and only a small gradient in the second. With
+    two branches that cancel, every weight receives a gradient in the first backward pass.
+
+    Rounding is symmetric in the sign, so the sum of the two branches is zero bit for bit. In the first step
+    the last layers of the two branches receive equal gradients and the layers before them opposite gradients,
+    so that the branches differ from then on. Layers of the branches must not contain dropout, which would
+    draw a different mask for each branch.
+    """
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.one = nn.Sequential(*layers)
+        self.other = copy.deepcopy(self.one)
+        with torch.no_grad():
+            for weight in self.other[-1].parameters():
+                weight.neg_()
+
+    def forward(self, h: Tensor) -> Tensor:
+        delta: Tensor = self.one(h) + self.other(h)
+        return delta

@@ -1,9 +1,10 @@
 """Blueprints for tokens ``[batch, tokens, width]`` and features ``[batch, width]``.
 
-Each delta is exactly zero at birth, and every weight receives a gradient in the first backward pass. Several
-layers are two branches that cancel (``Mirrored``), each with half of the heads, rank or hidden units. No
-token depends on a later one. For features ``[batch, width]`` there are only the blueprints that treat each
-token separately.
+Each delta for tokens is exactly zero at birth, and every weight receives a gradient in the first backward
+pass. A delta of several layers is the sum of two branches that cancel (``Mirrored``), each with half of the
+heads, rank or hidden units. Every blueprint for tokens is causal: the output for a token does not depend on
+later tokens. Features ``[batch, width]`` have no token axis, so only blueprints that treat each token
+separately exist for them.
 """
 
 from collections.abc import Callable
@@ -15,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import flex_attention as flex
 
-from esper.kasmina.blueprints.mirror import Mirrored
-from esper.kasmina.blueprints.registry import Topology, register_blueprint
+from esper.kasmina.blueprints.registry import Mirrored, Topology, register_blueprint
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Attention function of query, key and value ``[batch, heads, tokens, head size]``; the result has the same
-shape.
+"""Function that computes attention from query, key and value ``[batch, heads, tokens, head size]``; the
+result has the same shape.
 """
 
 HEADS = 4
-"""Number of attention heads of both branches together; the width of a slot must be a multiple of it."""
+"""Total number of attention heads in the two branches of a seed; the width of its slot must be a multiple of
+this number."""
 FLEX_MIN_HEAD_SIZE = 16
 """Smallest head size for which flex attention has a kernel."""
 
@@ -32,7 +33,8 @@ FLEX_MIN_HEAD_SIZE = 16
 @register_blueprint("norm", topology="tokens")
 @register_blueprint("norm", topology="features")
 class TokenNorm(nn.Module):
-    """Delta tanh(s)·(LayerNorm(x) − x): moves each feature towards its normalised value or away from it."""
+    """Seed with delta tanh(s)·(LayerNorm(x) − x); the learned scale s, one per feature, moves features
+    towards or away from their normalised values."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -44,26 +46,29 @@ class TokenNorm(nn.Module):
 
 
 def low_rank(width: int, rank: int) -> Mirrored:
-    """Return a low-rank linear map (LoRA, Hu et al. 2022); ``rank`` is that of both branches together."""
+    """Return a low-rank linear map (LoRA, Hu et al. 2022) as the sum of two branches, each of half the
+    rank."""
     down, up = nn.Linear(width, rank // 2, bias=False), nn.Linear(rank // 2, width, bias=False)
     return Mirrored(down, up)
 
 
 def feed_forward(width: int, times: int) -> Mirrored:
-    """Return linear, GELU, linear, with ``times`` the width as hidden units of both branches together."""
+    """Return the sum of two branches of linear layer, GELU and linear layer, each with ``times * width / 2``
+    hidden units."""
     hidden = times * width // 2
     return Mirrored(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
 
 def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention: each token attends to itself and to earlier tokens."""
+    """Compute causal attention: each token attends to itself and to earlier tokens."""
     return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
 def flex_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Return causal attention, computed by compiled flex attention on CUDA.
+    """Compute causal attention, on CUDA by compiled flex attention.
 
-    On the CPU, where flex attention has no backward pass, and for small heads ``causal_attention`` is used.
+    On the CPU, where flex attention has no backward pass, and for small heads, ``causal_attention`` is called
+    instead.
     """
     if not query.is_cuda or query.shape[-1] < FLEX_MIN_HEAD_SIZE:
         return causal_attention(query, key, value)
@@ -75,13 +80,14 @@ def flex_causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """Compile flex attention; uncompiled it stores the scores of all pairs of tokens."""
+    """Return compiled flex attention; uncompiled flex attention would store the scores of all pairs of
+    tokens."""
     return torch.compile(flex.flex_attention)
 
 
 @cache
 def _earlier_blocks(tokens: int, device: torch.device) -> flex.BlockMask:
-    """Return the block mask of causal attention over ``tokens`` tokens."""
+    """Return the block mask of causal attention over ``tokens`` tokens, for flex attention."""
 
     def is_earlier(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
@@ -90,7 +96,8 @@ def _earlier_blocks(tokens: int, device: torch.device) -> flex.BlockMask:
 
 
 class Heads(nn.Module):
-    """Multi-head attention: concatenated q, k, v ``[batch, tokens, 3·heads·size]`` to ``[…, heads·size]``."""
+    """Multi-head attention from concatenated query, key and value ``[batch, tokens, 3·heads·size]`` to
+    ``[batch, tokens, heads·size]``."""
 
     def __init__(self, heads: int, attend: Attend) -> None:
         super().__init__()
@@ -106,9 +113,10 @@ class Heads(nn.Module):
 
 
 def attention(width: int, attend: Attend) -> Mirrored:
-    """Return causal attention of four heads, two in each branch; a head has a quarter of the width.
+    """Return causal attention with four heads, two in each of its two branches; a head has a quarter of the
+    slot's width.
 
-    The projection to q, k and v has no bias: a bias of the key does not change the softmax.
+    The projection to query, key and value has no bias, because a bias of the key does not change the softmax.
     """
     return Mirrored(
         nn.Linear(width, 3 * width // 2, bias=False), Heads(HEADS // 2, attend), nn.Linear(width // 2, width)

@@ -1,4 +1,4 @@
-"""Built-in hosts: networks that state their own sites for slots."""
+"""Built-in hosts: networks that define the positions of their slots."""
 
 from esper.kasmina.host import Host
 from esper.kasmina.hosts.cnn import CNNHost, ResidualHost
@@ -9,6 +9,6 @@ HOSTS: dict[str, type[CNNHost] | type[ResidualHost] | type[TransformerHost]] = {
     "residual": ResidualHost,
     "gpt": TransformerHost,
 }
-"""Hosts by the name that tasks use."""
+"""Classes of the built-in hosts, by the name that tasks use."""
 
 __all__ = ["HOSTS", "CNNHost", "Host", "ResidualHost", "TransformerHost"]

@@ -12,7 +12,7 @@ from esper.leyline.errors import HostError
 
 CHANNELS_PER_GROUP = 8
 SMALLEST_POOLED = 4
-"""Smallest side length of a feature map that is pooled."""
+"""Side length of a feature map below which a block does not pool."""
 
 
 class GlobalHead(nn.Module):
@@ -23,12 +23,13 @@ class GlobalHead(nn.Module):
         self.linear = nn.Linear(width, classes)
 
     def forward(self, h: Tensor) -> Tensor:
-        # Features are permuted to channels last, so that the gradient has the memory layout of the features.
+        # Permuting ``h`` first gives its gradient the memory format channels_last, which ``h`` has, too.
         return self.linear(h.permute(0, 2, 3, 1).flatten(1, 2).mean(dim=1))
 
 
 def _conv_block(channels: int, width: int, kernel: int, *, pools: bool) -> nn.Sequential:
-    """Return convolution, GroupNorm and ReLU, after a 2×2 max pooling if ``pools``."""
+    """Return a block of convolution, GroupNorm and ReLU, preceded by a 2×2 max pooling if ``pools`` is
+    True."""
     pool = [nn.MaxPool2d(2)] if pools else []
     convolution = _convolution(channels, width, kernel)
     return nn.Sequential(*pool, convolution, nn.GroupNorm(_groups(width), width), nn.ReLU(inplace=True))
@@ -44,8 +45,8 @@ class _ImageHost(Host):
 
 
 class CNNHost(_ImageHost):
-    """CNN of blocks of convolution, GroupNorm and ReLU with a slot after each block; all blocks but the first
-    pool first.
+    """CNN of blocks of convolution, GroupNorm and ReLU, with a slot after each block; blocks after the first
+    start with pooling while the feature map is large enough.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class CNNHost(_ImageHost):
 
 
 class ResidualBlock(nn.Module):
-    """Residual block h + f(h), with f twice GroupNorm, ReLU and 3×3 convolution (He et al. 2016,
+    """Residual block h + f(h); f is GroupNorm, ReLU and 3×3 convolution, twice (He et al. 2016,
     pre-activation).
     """
 
@@ -90,7 +91,7 @@ def _normalised_conv(width: int) -> list[nn.Module]:
 
 
 class ResidualHost(_ImageHost):
-    """Residual network: a stem, ``blocks`` residual blocks of one width, then ``slots`` in series and a
+    """Residual network: a stem, ``blocks`` residual blocks of one width, ``slots`` slots in series, and a
     classifier.
     """
 
@@ -122,7 +123,7 @@ def _groups(width: int) -> int:
 
 def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
     convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
-    # With torch's default initialisation, channels of a narrow block would be inactive after the ReLU from
+    # With torch's default initialisation, some channels of a narrow block would be zero after the ReLU from
     # the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # Conv2d has a bias by default

@@ -1,4 +1,4 @@
-"""Small GPT with pre-norm blocks, a tied embedding, and slots after any layer."""
+"""Small GPT with pre-norm blocks, a tied embedding, and slots after all or some of the blocks."""
 
 from collections.abc import Sequence
 
@@ -19,8 +19,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.empty(context, width))
-        # The token embedding is also the output layer: with a much smaller initial deviation the logits of a
-        # narrow host would stay near zero for long.
+        # The token embedding is also the output layer. With a much smaller initial standard deviation, the
+        # logits of a narrow host would stay near zero for many steps.
         for weight in (self.token.weight, self.position):
             nn.init.normal_(weight, std=width**-0.5)
 
@@ -63,8 +63,8 @@ class TiedHead(nn.Module):
     def __init__(self, embedding: nn.Parameter) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(embedding.shape[1])
-        # The head stores the shared parameter and not its module: torch.func replaces tensors by module, and
-        # would restore a wrong tensor if one module had two names.
+        # The output layer stores the shared parameter and not the embedding module. torch.func replaces
+        # tensors by module, and would restore a wrong tensor if one module were registered under two names.
         self.embedding = embedding
 
     def forward(self, h: Tensor) -> Tensor:
@@ -89,18 +89,18 @@ class TransformerHost(Host):
         slots_after: Sequence[int] | None = None,
         dropout: float = 0.0,
     ) -> None:
-        """Build the layers.
+        """Build all layers of the GPT.
 
         Args:
-            vocabulary: Number of tokens.
-            context: Longest input, in tokens.
-            width: Features per token.
-            layers: Number of blocks.
-            heads: Attention heads of a block.
-            feed_forward: Hidden units of a block's feed-forward part, per unit of width.
-            slots_after: Layer numbers from 0; after every layer unless given. Several slots after one layer
-                are in series.
-            dropout: Dropout probability.
+            vocabulary: Number of different tokens.
+            context: Largest number of tokens in an input.
+            width: Number of features per token.
+            layers: Number of pre-norm blocks.
+            heads: Number of attention heads in each block.
+            feed_forward: Hidden units of a block's feed-forward network, as a multiple of ``width``.
+            slots_after: Layers that are followed by a slot, numbered from 0; all layers by default. A layer
+                number that occurs several times is followed by several slots in series.
+            dropout: Dropout probability of all layers.
         """
         super().__init__()
         sizes = {"vocabulary": vocabulary, "context": context, "width": width, "layers": layers}

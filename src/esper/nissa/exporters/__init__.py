@@ -1,1 +1,3 @@
-"""Exporters of recorded runs to other tools; they read files and never run during a training."""
+"""Exporters of runs to other tools, such as TensorBoard; they read the files of a run, and no training calls
+them.
+"""

@@ -1,7 +1,8 @@
-"""Numbers of a row for export, with their tags and step axis.
+"""Conversion of a telemetry row to points for export: numbers with tags and a step axis.
 
-All exporters write the same points. A table has one step axis. A value of ``None`` is left out, so that an
-unknown value is a gap and not 0.
+All exporters (TensorBoard, Trackio, Weights & Biases) write the same points. All points of one telemetry
+table share a step axis, such as the iteration. A value of ``None`` is not exported, so that an unknown value
+is a gap and not 0.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
+from esper.files.atomic_write import make_folder
+from esper.files.row_files import check_outside_runs
 from esper.leyline import EpisodeRow, EpochRow, EsperError, Row, RunRow, UpdateRow
 from esper.leyline.columns import TABLE_OF
 
@@ -20,33 +23,34 @@ LIST_NAMES: Final = {
     "head_entropy": "heads",
     "head_grad_norm": "heads",
 }
-"""Columns that are lists of numbers, with the column of the run row that names their entries."""
+"""List columns with numbers, each with the column of the run row that names the entries of the list."""
 _POSITION: Final = {"t", "env", "episode", "attempt", "iteration"}
 _ORIGIN: Final = ("name", "started", "schema_version", "data_hash", "git_revision", "versions", "hardware")
 
 
 class ExportError(EsperError):
-    """Error: a run cannot be exported as requested."""
+    """Error: a run cannot be exported as the user requested."""
 
 
 class Points(NamedTuple):
-    """Points for export: the numbers of one row."""
+    """Numbers of one telemetry row for export, with their step and time."""
 
     table: str
     axis: str
     step: int
     t: float
-    """Seconds since the start of the run."""
+    """Time of the row in seconds since the start of the run."""
     values: Mapping[str, float]
-    """Values by tag; a tag names table, column, entry of a list or map, and episode."""
+    """Numbers by tag; a tag joins table, column, entry of a list or map, and environment and episode."""
 
 
 def create_export_folder(out: Path, *, alone: bool = True) -> None:
-    """Create the directory of an export; with ``alone`` the directory must be empty, or points would be
-    duplicated.
+    """Create the directory of an export; if ``alone`` is true, refuse a directory that is not empty, because
+    a second export would duplicate points.
     """
+    check_outside_runs(out)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     except OSError as error:
         raise ExportError(f"'{out}' cannot be written: {error.strerror}; choose another --out") from error
     if alone and any(out.iterdir()):
@@ -57,15 +61,16 @@ def create_export_folder(out: Path, *, alone: bool = True) -> None:
 
 
 def exported_types(run: RunRow) -> tuple[type[Row], ...]:
-    """Return the row types that are exported of a run.
+    """Return the types of telemetry rows that are exported for a run.
 
-    Epochs of a training are left out, because each of its thousands of episodes would need its own tags.
+    Epoch rows of a policy training are left out, because each of its thousands of episodes would need
+    separate tags.
     """
     return (UpdateRow, EpisodeRow) if run.iterations is not None else (EpochRow, EpisodeRow)
 
 
 def points_of(row: Row, run: RunRow) -> Points:
-    """Return all numbers of a row for export; the run row ``run`` names the entries of lists."""
+    """Return all numbers of a row for export; the run row ``run`` has the names of the entries of lists."""
     table, axis = TABLE_OF[type(row)], STEP_COLUMNS[type(row)]
     episode = _episode_of(row)
     values: dict[str, float] = {}
@@ -77,7 +82,7 @@ def points_of(row: Row, run: RunRow) -> Points:
 
 
 def wall_time(run: RunRow, t: float) -> float:
-    """Return the time ``t`` seconds after the start of the run, in seconds since 1970."""
+    """Return the wall-clock time ``t`` seconds after the start of the run, in seconds since 1970."""
     try:
         return datetime.fromisoformat(run.started).timestamp() + t
     except (ValueError, OverflowError):
@@ -90,7 +95,7 @@ def provenance(run: RunRow) -> dict[str, Any]:
 
 
 def _episode_of(row: Row) -> tuple[str, ...]:
-    """Return the tag suffix that distinguishes episodes with equal steps."""
+    """Return the end of a row's tags, which distinguishes rows of two episodes with the same step."""
     match row:
         case EpochRow():
             return (f"env{row.env}-episode{row.episode}",)
@@ -100,7 +105,9 @@ def _episode_of(row: Row) -> tuple[str, ...]:
 
 
 def _numbers(column: str, value: object, run: RunRow) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield the numbers of a column with their paths; other values are skipped."""
+    """Yield each number of a column with its path (column, entry); values that are not numbers are
+    skipped.
+    """
     if isinstance(value, list) and column in LIST_NAMES:
         value = _named(column, value, run)
     if isinstance(value, dict):

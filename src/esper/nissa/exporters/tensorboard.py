@@ -1,11 +1,12 @@
-"""Export to TensorBoard: points as scalars, the configuration as text, in an event file.
+"""Export to TensorBoard: numbers of rows as scalars, the configuration as text, in an event file.
 
-An event file holds records with checksums around protocol buffer messages. Event files are encoded without a
-library, because scalars and texts need only a dozen fields of one stable message. The package ``tensorboard``
-would add 60 MB with a web server and gRPC; ``tensorboardX`` adds 6 MB, but imports torch if installed, and
-its ``flush`` does not wait for its queue. Tests read exported event files with TensorBoard's own reader.
+A TensorBoard event file is a sequence of records, each a protocol buffer message with checksums. Event files
+are encoded without a library, because scalars and texts need only a dozen fields of one stable message. The
+package ``tensorboard`` would add 60 MB with a web server and gRPC; ``tensorboardX`` adds 6 MB, but imports
+torch if installed, and its ``flush`` does not wait for its queue. Tests read exported event files with
+TensorBoard's own reader.
 
-The protocol buffer messages are ``Event``, ``Summary``, ``TensorProto`` and their parts in
+The protocol buffer messages of event files are ``Event``, ``Summary``, ``TensorProto`` and their parts in
 ``tensorboard/compat/proto``.
 """
 
@@ -19,7 +20,7 @@ from esper.leyline.rows import RunRow
 from esper.nissa.exporters.points import Points, create_export_folder, provenance, wall_time
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Wire types of protocol buffers."""
+"""Wire types of protocol buffers: varint, 64-bit, length-delimited and 32-bit."""
 _STRING_TENSOR: Final = 7
 """Value of ``DataType.DT_STRING`` in TensorBoard's protocol buffers."""
 
@@ -28,7 +29,7 @@ _STRING_TENSOR: Final = 7
 
 
 class EventFile:
-    """New TensorBoard event file; its content is on disk after ``flush``."""
+    """New TensorBoard event file; an added event may stay in a buffer until ``flush`` writes it."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._file = path.open("xb")
@@ -51,8 +52,8 @@ class EventFile:
 
 
 def scalar(tag: str, number: float) -> bytes:
-    """Encode a number with a tag for TensorBoard. The format is float32; larger numbers are stored as
-    infinite.
+    """Encode a number with a tag for TensorBoard. TensorBoard scalars are float32; numbers beyond the range
+    of float32 are stored as infinite.
     """
     try:
         packed = struct.pack("<f", number)
@@ -85,7 +86,9 @@ def _key(field: int, wire_type: int) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    """Encode a natural number in seven bits per byte, lowest first; the high bit marks continuation."""
+    """Encode a natural number in seven bits per byte, lowest bits first; the high bit means that another byte
+    follows.
+    """
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)
@@ -121,8 +124,8 @@ _CRC_TABLE: Final = tuple(_crc_of_byte(byte) for byte in range(256))
 
 
 class TensorBoardExporter(EventFile):
-    """TensorBoard event file in a new directory; TensorBoard would merge other files there into the
-    same run.
+    """Exporter to a TensorBoard event file in an empty directory; TensorBoard would merge other event files
+    there into the same run.
     """
 
     def __init__(self, run: RunRow, out: Path) -> None:
@@ -140,7 +143,7 @@ class TensorBoardExporter(EventFile):
 
 
 def table(facts: Mapping[str, object]) -> str:
-    """Return names and values as a Markdown table; nested maps have one row per entry."""
+    """Return names and values as a Markdown table; a nested map has one table row per entry."""
     rows = [f"| {_cell(name)} | {_cell(fact)} |" for name, fact in _flat(facts)]
     return "\n".join(["| name | value |", "|---|---|", *rows])
 

@@ -1,7 +1,8 @@
-"""Export to Trackio and Weights & Biases by their common interface: init, log, finish.
+"""Export to Trackio and Weights & Biases by the interface that they share: functions ``init``, ``log`` and
+``finish``.
 
 Trackio and Weights & Biases stamp points with the time of the export, so the time ``t`` of each row is logged
-as a value. The package of a tracker is imported only when an export to it is requested.
+as a value. The package of Trackio or Weights & Biases is imported only when an export to it is requested.
 """
 
 import os
@@ -22,32 +23,33 @@ from esper.nissa.exporters.points import ExportError, Points, create_export_fold
 
 @dataclass(slots=True)
 class TrackerExporter:
-    """Exporter that logs points to a run of a tracker."""
+    """Exporter that logs points to a run of Trackio or Weights & Biases."""
 
     log: Callable[[dict[str, float], int], object]
     close: Callable[[], object]
     view: str
-    """Shell command that shows the export."""
+    """Shell command or web address that shows the exported run."""
 
     def take(self, points: Points) -> None:
         position = {f"{points.table}/{points.axis}": points.step, f"{points.table}/t": points.t}
         self.log({**position, **points.values}, points.step)
 
     def flush(self) -> None:
-        """Do nothing; trackers flush by themselves."""
+        """Do nothing; Trackio and Weights & Biases flush by themselves."""
 
 
 def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExporter:
     """Start a run in a Trackio project, stored in ``out`` or in Trackio's default folder.
 
-    A project holds many runs, so the folder may exist, but the name of the run must be new.
+    A Trackio project has many runs, so its folder may exist, but the name of the run must be new.
     """
     if out is not None:
-        os.environ["TRACKIO_DIR"] = str(out)  # Trackio reads the variable once, at the import of the package.
+        # Trackio reads TRACKIO_DIR only once, when its package is imported.
+        os.environ["TRACKIO_DIR"] = str(out)
     trackio = _package("trackio")
     if out is not None:
         create_export_folder(out, alone=False)
-    # Hardware statistics of this machine are off, because the run may have used another machine.
+    # Trackio's hardware statistics are off, because the exported run may have used another machine.
     hardware = {"auto_log_gpu": False, "auto_log_cpu": False}
     try:
         if run.name in _known_names(trackio, project):
@@ -66,7 +68,7 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
 def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
     """Start a run for Weights & Biases in a new directory, offline unless WANDB_MODE is set.
 
-    The step of wandb must not decrease, so it is not used; the step axis of every table is logged as a
+    Steps of wandb must not decrease, so no wandb step is set; the step axis of every table is logged as a
     metric.
     """
     wandb = _package("wandb")
@@ -78,7 +80,7 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
             config=_configuration(run),
             dir=str(out),
             mode=os.environ.get("WANDB_MODE", "offline"),
-            # Statistics of this machine are off, because the run may have used another machine.
+            # Machine statistics of wandb are off, because the exported run may have used another machine.
             settings=wandb.Settings(console="off", x_disable_stats=True),
         )
     except wandb.Error as error:
@@ -102,13 +104,13 @@ def _package(name: str) -> Any:
 def _known_names(trackio: Any, project: str) -> set[str]:
     try:
         return {known.name for known in trackio.Api().runs(project)}
-    except ValueError:  # Trackio raises this error if the project does not exist yet.
+    except ValueError:  # Trackio raises ValueError if the project does not exist yet.
         return set()
 
 
 def _without_warnings(finish: Callable[[], object]) -> Callable[[], None]:
-    """Wrap ``finish`` to raise an error if Trackio has warned since this call; Trackio only warns if it loses
-    points.
+    """Wrap ``finish`` so that it raises an error if Trackio has issued a warning since the wrapping, because
+    Trackio reports lost points only by warnings.
     """
     stack = ExitStack()
     warned = stack.enter_context(warnings.catch_warnings(record=True))

@@ -1,7 +1,7 @@
 """Proximal policy optimisation (PPO) of a recurrent policy.
 
-Each update epoch evaluates the whole rollout from its stored start state and takes one gradient step. The
-gradient is the sum over fixed shards of environments, in shard order.
+Each update epoch evaluates the whole rollout from the stored initial LSTM state and takes one gradient step.
+The policy gradient is summed over fixed shards of environments, in shard order.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from esper.simic.config import PPOConfig
 from esper.tamiyo.networks.factored_lstm import ActionEvaluation, FactoredRecurrentActorCritic
 
 KL_STOP: Final = 1.5
-"""Update epochs stop when the ratio of KL divergence to its target exceeds this limit."""
+"""Ratio of KL divergence to its target beyond which a policy update takes no more gradient steps."""
 KEEP_OPEN_UNTIL: Final = 0.8
-"""Fraction of a training, from its start, in which heads have an entropy floor."""
+"""Share of a training, from its start, in which the blueprint and tempo heads have an entropy floor."""
 CLOSING_WEIGHT: Final = 2.0
-"""Weight of the penalty for entropies below the entropy floor.
+"""Weight, in the loss, of the penalty for head entropies below the entropy floor.
 
 A penalty weight of 0.5 does not prevent entropy collapse on the bandit oracle, where advantages reach several
 standard deviations.
@@ -37,12 +37,12 @@ MAX_SKIPPED: Final = 3
 
 
 class PolicyDivergedError(EsperError):
-    """``MAX_SKIPPED`` policy updates in a row had non-finite numbers."""
+    """Error: ``MAX_SKIPPED`` policy updates in a row had non-finite numbers and were skipped."""
 
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """Metrics of one update; ``UpdateRow`` documents the columns of the same names."""
+    """Metrics of one policy update; the telemetry table ``UpdateRow`` documents each metric by name."""
 
     policy_loss: float = 0.0
     value_loss: float = 0.0
@@ -67,7 +67,7 @@ class UpdateMetrics:
     explosion: diagnostics.RatioExplosionDiagnostic | None = None
 
     def columns(self) -> dict[str, Any]:
-        """Return the metrics by name, with ``None`` for non-finite numbers."""
+        """Return the metrics of the policy update by name, with ``None`` for non-finite numbers."""
         return known(asdict(self))
 
 
@@ -75,9 +75,9 @@ class PPOAgent:
     """Policy with its Adam optimiser, updated by PPO (Schulman et al. 2017).
 
     Args:
-        policy: Network to train.
-        config: Hyper-parameters.
-        envs_per_backward: Environments per backward pass; smaller numbers need less memory.
+        policy: Policy network to train.
+        config: Hyper-parameters of the policy update.
+        envs_per_backward: Number of environments per backward pass; a smaller number needs less memory.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class PPOAgent:
         return metrics
 
     def _update_epoch(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
-        """Take one gradient step on the whole rollout; return False if the update stops without a step."""
+        """Take one gradient step on the whole rollout; return False if the update stopped before the step."""
         self.optimiser.zero_grad()
         results = [self._shard(batch, shard) for shard in shards(len(batch.returns), self._envs_per_backward)]
         log_ratio = torch.cat([result.log_ratio for result in results])
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
-        # Metrics are stored before the update can stop, since metrics show the cause of a stop.
+        # Metrics are stored before the policy update can stop early, since they show why it stopped.
         self._describe(metrics, results, batch, log_ratio)
         metrics.approx_kl = kl
         if number == 0:
@@ -160,7 +160,7 @@ class PPOAgent:
         return True
 
     def _shard(self, batch: Batch, shard: slice) -> ShardResult:
-        """Add the gradient of one shard to the gradient of the parameters."""
+        """Add the gradient of one shard of environments to the gradient of the policy's parameters."""
         config, buffer = self.config, batch.buffer
         evaluation = self.policy.evaluate_actions(*buffer.get_batched_sequences(shard))
         policy = losses.policy_loss(
@@ -224,20 +224,20 @@ class PPOAgent:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rollout with advantages, returns and entropy coefficients."""
+    """One rollout with its advantages, returns and entropy coefficients."""
 
     buffer: TamiyoRolloutBuffer
     advantages: Tensor
     returns: Tensor
     free_rows: int
-    """Rows in which at least one head had a choice; policy and entropy terms are means over these rows."""
+    """Number of steps with more than one legal action, the divisor of policy loss and entropy bonus."""
     entropy_weight: float
     entropy_floor: float
 
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """Losses and evaluation of one shard in an update epoch."""
+    """Losses and action probabilities of one shard of environments in an update epoch."""
 
     policy_loss: float
     value_loss: float
@@ -247,13 +247,13 @@ class ShardResult:
 
 
 def shards(num_envs: int, size: int) -> list[slice]:
-    """Return shards, slices of ``size`` consecutive environments; the last slice may be smaller."""
+    """Return slices (shards) of ``size`` consecutive environments; the last slice may be smaller."""
     return [slice(start, start + size) for start in range(0, num_envs, size)]
 
 
 def has_choice(masks: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return the rows, bool ``[env, step]``, in which at least one head had more than one legal value.
+    """Return bool ``[env, step]``: whether at least one head had more than one legal value in a step.
 
-    ``masks`` are ``[env, step, sum of sizes]``, the masks of all heads concatenated.
+    ``masks [env, step, sum of head sizes]`` are the masks of all heads, concatenated.
     """
     return torch.stack([mask.sum(dim=-1) > 1 for mask in masks.split(list(sizes), dim=-1)]).any(dim=0)

@@ -1,4 +1,4 @@
-"""Rollout buffer: preallocated tensors ``[env, step, …]``, one write per step."""
+"""Rollout buffer: preallocated tensors ``[env, step, …]``, written one step at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
 
 class Sequences(NamedTuple):
-    """Whole sequences of some environments, fields in the order of ``evaluate_actions``."""
+    """All steps of some environments of a rollout; the fields are the arguments of ``evaluate_actions``."""
 
     state: Tensor
     blueprint_indices: Tensor
@@ -25,13 +25,13 @@ class Sequences(NamedTuple):
 
 
 class TamiyoRolloutBuffer:
-    """Rollout ``[env, step]`` that starts at the LSTM state ``hidden``.
+    """Rollout of a policy: tensors ``[env, step, …]``, and the LSTM state ``hidden`` before the first step.
 
     Args:
         num_envs: Number of environments.
-        num_steps: Capacity in steps; ``add`` on a full buffer raises ``RuntimeError``.
+        num_steps: Capacity of the buffer in steps; ``add`` to a full buffer raises ``RuntimeError``.
         state_dim: Length of an observation.
-        num_slots: Slots of the policy.
+        num_slots: Number of slots in an observation of the policy.
         hidden_dim: Width of the LSTM.
     """
 
@@ -71,18 +71,18 @@ class TamiyoRolloutBuffer:
         self.length += 1
 
     def add_outcome(self, reward: Tensor, ended: Tensor, terminated: Tensor) -> None:
-        """Store reward and end of episode that follow the last stored decision."""
+        """Store the reward of the last stored decision, and whether the episode ended with that decision."""
         step = self.length - 1
         self.rewards[:, step] = reward
         self.ended[:, step] = ended
         self.terminated[:, step] = terminated
 
     def add_next_value(self, value: Tensor) -> None:
-        """Store the value of the state after the last decision; GAE ignores it in terminated episodes."""
+        """Store the value of the state after the last decision; unused by GAE if the episode terminated."""
         self.next_values[:, self.length - 1] = value
 
     def get_batched_sequences(self, envs: slice = slice(None)) -> Sequences:
-        """Return the sequences of the environments ``envs``, with the LSTM state at the start of each."""
+        """Return all steps of the environments ``envs``, with the LSTM state before their first step."""
         hidden = (self.hidden[0][:, envs], self.hidden[1][:, envs])
         state, blueprints = self.state[envs], self.blueprint_indices[envs]
         return Sequences(state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs])
@@ -97,7 +97,7 @@ class TamiyoRolloutBuffer:
 
     @classmethod
     def join(cls, parts: Sequence[TamiyoRolloutBuffer]) -> TamiyoRolloutBuffer:
-        """Concatenate rollouts along the environments."""
+        """Concatenate rollouts along the environment axis."""
         joined = copy.copy(parts[0])
         for name, value in vars(parts[0]).items():
             if isinstance(value, Tensor):

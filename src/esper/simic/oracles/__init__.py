@@ -1,1 +1,1 @@
-"""Oracle environments with a known optimum: tests, experiments and benchmarks of the learner use them."""
+"""Oracle environments, whose best return is known, for tests, experiments and benchmarks of PPO."""

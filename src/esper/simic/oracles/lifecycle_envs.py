@@ -1,7 +1,7 @@
-"""Oracle environments with the real lifecycle (slot table, legality, gates, delays, alpha) and no network.
+"""Oracle environments with the real lifecycle of seeds (legality, gates, delays, alpha) and no network.
 
-A closed-form model gives the contribution of every seed, measured with noise. Rewards are paired, so the
-return is the final gain of the committed seeds.
+A formula gives the contribution of every seed, to which measurement noise is added. The reward family is
+``paired``, so the return is the sum of the committed seeds' contributions minus their rent.
 """
 
 from abc import abstractmethod
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from esper.kasmina import actuator
 from esper.leyline import EpochFacts, SlotConfig, SlotTable, Stage, legal_slots_by_op
-from esper.leyline.factored_actions import BLUEPRINT_IDS, BlueprintAction, Head, LifecycleOp, canonicalise
+from esper.leyline.factored_actions import BLUEPRINT_NAMES, BlueprintAction, Head, LifecycleOp, canonicalise
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
 from esper.tamiyo.policy.observer import Observation, Observer
 
 NOISE = 2.0
-"""Standard deviation of all measurements, in points of score."""
+"""Standard deviation of the noise in measured scores and contributions, in points of score."""
 SCALE = 5.0
 RENT = 0.02
 HORIZON = 20
@@ -33,13 +33,13 @@ SPACE = ActionSpace(
     SlotConfig.of_count(NUM_SLOTS),
     LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2),
     tuple(sorted(int(blueprint) for blueprint in PARAMS)),
-    BLUEPRINT_IDS,
+    BLUEPRINT_NAMES,
 )
 
 
 @dataclass(slots=True)
 class TableBody:
-    """Network without modules, for the actuator: seeds exist in the slot table only."""
+    """Replacement for a growing network: it has no modules, and its seeds exist only in the slot table."""
 
     table: SlotTable
     rules: LifecycleRules = SPACE.rules
@@ -49,17 +49,17 @@ class TableBody:
         return PARAMS[BlueprintAction(blueprint)]
 
     def remove(self, slot: int) -> None:
-        """Do nothing: no module is attached."""
+        """Do nothing, since no module is attached for the seed."""
 
     def is_finite(self, slot: int) -> bool:
         return True
 
     def sync(self) -> None:
-        """Do nothing: no module mirrors the slot table."""
+        """Do nothing, since there are no modules to update from the slot table."""
 
 
 class LifecycleOracle(Oracle):
-    """Base class: episodes of ``HORIZON`` epochs in which ``gains`` gives the contribution of every seed."""
+    """Base class of oracles with a slot table, in which ``gains`` gives the contribution of every seed."""
 
     horizon = HORIZON
 
@@ -106,7 +106,7 @@ class LifecycleOracle(Oracle):
         return np.stack([rng.normal(0.0, NOISE, shape) for rng in self.rngs])
 
     def _measure_seeds(self) -> None:
-        """Record normal gradients, and a noisy contribution for every seed in the forward pass."""
+        """Record normal gradients of every live seed, and a noisy contribution of every blended seed."""
         gains, noise = self.gains(), self._noise(self.table.num_slots)
         for env, slot in np.argwhere(self.table.live):
             self.table.record_gradients(
@@ -147,7 +147,7 @@ class LifecycleOracle(Oracle):
         return RewardInputs(self._facts, self.table, self._everywhere(HOST_SCORE), GUESS_LOSS, RENT)
 
     def train(self) -> None:
-        """Update the hidden state of the oracle for one epoch, before ages advance and seeds are measured."""
+        """Update the hidden state of the oracle for one epoch, before the contributions are measured."""
 
     @abstractmethod
     def gains(self) -> NDArray[np.float64]:
@@ -155,7 +155,7 @@ class LifecycleOracle(Oracle):
 
 
 def _payoff(points: float, blueprint: BlueprintAction) -> float:
-    """Return the episode return of one committed seed with a contribution of ``points``."""
+    """Compute the return of an episode that commits one seed with a contribution of ``points``."""
     return SCALE * (points / 100.0 - RENT * PARAMS[blueprint] / 1000.0)
 
 
@@ -166,11 +166,11 @@ WORTH = {
     BlueprintAction.CONV_SMALL: (-2.0, 2.0, 1.0),
     BlueprintAction.CONV_HEAVY: (20.0, 10.0, 9.0),
 }
-"""Contribution of every blueprint, one value per slot, in points of score."""
+"""Contribution of a seed by blueprint, in points of score; one value for each of the three slots."""
 
 
 class Lifecycle(LifecycleOracle):
-    """Each slot has a best blueprint after rent; a seed reaches its full contribution after eight epochs."""
+    """Oracle with a best blueprint per slot; seeds have their full contribution from the eighth epoch on."""
 
     style_factor = np.array([1.0, 0.7, 1.0, 0.85])
     ripe_age = 8
@@ -178,8 +178,8 @@ class Lifecycle(LifecycleOracle):
 
     def gains(self) -> NDArray[np.float64]:
         table = self.table
-        # Last row, index -1, is for an empty slot.
-        worth = np.zeros((len(BLUEPRINT_IDS) + 1, table.num_slots))
+        # The last row of ``worth``, index -1, is the zero contribution of an empty slot.
+        worth = np.zeros((len(BLUEPRINT_NAMES) + 1, table.num_slots))
         for blueprint, points in WORTH.items():
             worth[blueprint] = points
         ripeness = np.minimum(table.age / self.ripe_age, 1.0)
@@ -188,8 +188,11 @@ class Lifecycle(LifecycleOracle):
 
 
 class Scaffold(LifecycleOracle):
-    """A seed in slot 2 contributes 30 points only if a seed in slot 0 was in the forward pass during its
-    TRAINING; the seed in slot 0 costs 10 points while it is in the forward pass."""
+    """Oracle in which a seed in slot 2 contributes only after training with a scaffold, a seed in slot 0.
+
+    The contribution is 30 points if a scaffold was in the forward pass during stage TRAINING of the seed in
+    slot 2. The scaffold lowers the score by 10 points while it is in the forward pass.
+    """
 
     scaffold, building = 0, 2
     cost, pay = 10.0, 30.0

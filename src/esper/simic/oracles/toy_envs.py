@@ -1,7 +1,8 @@
-"""Oracle environments with the real action space, masks and observation size, and a known optimum.
+"""Oracle environments with the real action space, masks and observation size, and a known best return.
 
-Oracle environments train no network, so a training run of a policy takes seconds. A learner that fails on an
-oracle has a bug. The docstring of each class gives its task; ``optimum`` is the best return.
+Oracle environments train no network, so a training run of a policy takes seconds. A learner that does not
+reach the best return of an oracle has a bug. The docstring of each oracle class describes its rewards;
+``optimum`` is its best return.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +22,7 @@ from esper.tamiyo.policy.observer import Observation
 Actions = NDArray[np.int64]
 Rewards = NDArray[np.float64]
 Legal = Mapping[LifecycleOp, bool | NDArray[np.bool_]]
-"""Legal slots by op except WAIT, each broadcast to ``[env, slot]``."""
+"""Legal slots of every op except WAIT; each value can be broadcast to ``[env, slot]``."""
 
 NUM_SLOTS = 3
 _PROGRESS = 0
@@ -32,7 +33,7 @@ PARAMS = {
     BlueprintAction.CONV_SMALL: 80,
     BlueprintAction.CONV_HEAVY: 2000,
 }
-"""Parameters of the selectable blueprints."""
+"""Number of parameters of a seed of each selectable blueprint."""
 
 
 class Oracle(ABC):
@@ -40,7 +41,7 @@ class Oracle(ABC):
 
     horizon: int
     optimum: float
-    """Expected return of the best policy."""
+    """Expected return of the best policy in this oracle."""
 
     def __init__(self, rng_seed: int, env_indices: Sequence[int]) -> None:
         self.env_indices = tuple(env_indices)
@@ -61,7 +62,7 @@ class Oracle(ABC):
         return PolicyStep(observation, reward, ended, ended)
 
     def start(self) -> None:  # noqa: B027  optional hook
-        """Draw the state of a new episode."""
+        """Draw the hidden state of a new episode of the oracle."""
 
     @abstractmethod
     def observe(self) -> Observation:
@@ -69,14 +70,14 @@ class Oracle(ABC):
 
     @abstractmethod
     def rewards(self, actions: Actions) -> Rewards:
-        """Apply the actions and return their rewards ``[env]``."""
+        """Apply the actions of all environments and return the rewards ``[env]``."""
 
 
 class ToyOracle(Oracle):
-    """Base class of oracles that define observation and masks directly, without a slot table."""
+    """Base class of oracles that compute observation and masks directly, without a slot table."""
 
     must_act = False
-    """WAIT is legal only in environments without another legal op."""
+    """If true, WAIT is legal only in environments that have no other legal op."""
 
     def observe(self) -> Observation:
         features = np.zeros((self.num_envs, BASE_SIZE + SLOT_SIZE * NUM_SLOTS), dtype=np.float32)
@@ -98,11 +99,11 @@ class ToyOracle(Oracle):
         return Observation(torch.from_numpy(features), empty, masks)
 
     def draw(self, count: int) -> NDArray[np.int64]:
-        """Draw one integer below ``count`` per environment, from the random stream of each environment."""
+        """Draw one integer below ``count`` per environment, from the random stream of that environment."""
         return np.array([rng.integers(count) for rng in self.rngs])
 
     def show(self, features: NDArray[np.float32]) -> None:
-        """Write the observed state into ``features [env, column]``, which already contain the time."""
+        """Write the observed columns into ``features [env, column]``; the time column is already filled."""
 
     @abstractmethod
     def legal(self) -> Legal:
@@ -110,7 +111,8 @@ class ToyOracle(Oracle):
 
 
 def slot_column(slot: int, offset: int = 0) -> int:
-    """Return the index of an observation column of ``slot``."""
+    """Return the index of a slot's column in an observation; ``offset`` is its position among the slot's
+    columns."""
     return BASE_SIZE + SLOT_SIZE * slot + offset
 
 
@@ -118,7 +120,7 @@ SLOT_COLUMNS = [slot_column(slot) for slot in range(NUM_SLOTS)]
 
 
 class Bandit(ToyOracle):
-    """Oracle in which germinating CONV_HEAVY in slot 2 has reward 1 at every step, any other action 0."""
+    """Oracle with reward 1 at every step for germinating CONV_HEAVY in slot 2, and 0 for other actions."""
 
     horizon = 4
     optimum = 4.0
@@ -132,9 +134,10 @@ class Bandit(ToyOracle):
 
 
 class Timing(ToyOracle):
-    """Oracle in which germinating, waiting three steps and fossilizing has reward 1.
+    """Oracle with reward 1 for germinating at step 0, waiting three steps and fossilizing.
 
-    Each step of a wrong waiting time costs 0.3, each step of delay before the germination 0.05.
+    Each step by which the waiting time differs from three costs 0.3; each step after step 4 at which the seed
+    is not yet fossilized costs 0.05.
     """
 
     horizon = 8
@@ -172,7 +175,7 @@ class Timing(ToyOracle):
 
 
 class Memory(ToyOracle):
-    """Oracle that shows the correct slot at step 0 and rewards it at step 50; WAIT is forced until then."""
+    """Oracle that shows a slot at step 0 and rewards germinating in that slot at step 50, the last step."""
 
     delay = 50
     horizon = delay + 1
@@ -195,10 +198,10 @@ class Memory(ToyOracle):
 
 
 class Combination(ToyOracle):
-    """Oracle with one legal op, which is random and not observed.
+    """Oracle with one legal op per step, which is random and not part of the observation.
 
-    If the op is GERMINATE, the slot is forced too and the blueprint that fits the slot has reward 1. For
-    another op the slot that fits the op has reward 1.
+    If the legal op is GERMINATE, only one slot is legal, and one blueprint that depends on this slot has
+    reward 1. If another op is legal, one slot that depends on the op has reward 1.
     """
 
     horizon = 6
@@ -228,7 +231,7 @@ class Combination(ToyOracle):
 
 
 class Rent(ToyOracle):
-    """Oracle with reward 1 for each of the first two seeds and −2 for each further seed."""
+    """Oracle with reward 1 for each of the first two germinations and −2 for a third."""
 
     horizon = 6
     optimum = 2.0
@@ -250,7 +253,7 @@ class Rent(ToyOracle):
 
 
 class Distractors(ToyOracle):
-    """Oracle with reward 1 for germinating in the observed slot; all other legal ops have no effect."""
+    """Oracle with reward 1 for germinating in the slot that the observation marks, 0 for other actions."""
 
     horizon = 8
     optimum = 8.0

@@ -1,6 +1,6 @@
-"""Training runs on oracle environments, which take seconds: test whether a learner finds the known optimum.
+"""Short trainings on oracle environments, which show whether PPO reaches the known best return.
 
-Training, early stopping and the reported return use three disjoint sets of environments.
+Training, early stopping and the reported return each use their own set of environments.
 """
 
 from dataclasses import asdict, dataclass
@@ -23,7 +23,7 @@ OracleClass = type[Oracle]
 SMALL: Final = PolicyShape(
     get_feature_size(SlotConfig.of_count(NUM_SLOTS)), NUM_SLOTS, feature_dim=64, hidden_dim=64
 )
-"""Network shape that learns every oracle on one core in seconds."""
+"""Sizes of a policy network that learns every oracle on one core in seconds."""
 TRAINED_ENVS: Final = 32
 EVALUATED_ENVS: Final = 64
 ARRIVED: Final = 0.97
@@ -32,10 +32,10 @@ ITERATIONS_BETWEEN_CHECKS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Result of one training run; returns are means over episodes."""
+    """Result of one training on an oracle; returns are means over episodes."""
 
     evaluation: float
-    """Mean return of argmax actions in environments that were not used in training."""
+    """Mean return of the trained policy's argmax actions, in environments that were not used in training."""
     chance: float
     """Mean return of uniformly random legal actions."""
     optimum: float
@@ -43,20 +43,20 @@ class Trial:
 
     @property
     def share(self) -> float:
-        """Share of the optimum: (evaluation − chance) / (optimum − chance); can exceed 1 by noise."""
+        """Share of the best return: (evaluation − chance) / (optimum − chance); noise can lift it above 1."""
         return (self.evaluation - self.chance) / (self.optimum - self.chance)
 
 
 def train_on(oracle: OracleClass, rng_seed: int, iterations: int, *, shape: PolicyShape = SMALL) -> Trial:
-    """Train a new policy on ``oracle`` and evaluate it.
+    """Train a new policy on ``oracle`` and evaluate it in new environments of that oracle.
 
-    Training stops early when the share reaches ``ARRIVED`` in two checks in a row.
+    Training stops early when ``Trial.share`` is at least ``ARRIVED`` in two checks in a row.
 
     Args:
-        oracle: Class of the environment.
+        oracle: Class of the oracle environments.
         rng_seed: Root of all random streams.
-        iterations: Largest number of iterations.
-        shape: Shape of the network.
+        iterations: Largest number of training iterations.
+        shape: Sizes of the policy network.
     """
     policy = new_policy(shape, rng_seed)
     agent = PPOAgent(policy, PPOConfig(), envs_per_backward=TRAINED_ENVS)
@@ -75,7 +75,7 @@ def train_on(oracle: OracleClass, rng_seed: int, iterations: int, *, shape: Poli
 
 
 def new_policy(shape: PolicyShape, rng_seed: int) -> FactoredRecurrentActorCritic:
-    """Return a network whose initial weights depend on ``rng_seed`` alone."""
+    """Return a policy network whose initial weights depend on ``rng_seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(rng_seed, "policy"))
         return FactoredRecurrentActorCritic(**asdict(shape))
@@ -93,7 +93,7 @@ def random_return(oracle: OracleClass, rng_seed: int, num_envs: int = 128) -> fl
 
 
 def uniform_actions(masks: ActionMasks, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return actions ``[env, 8]``, each head uniform over its legal values given the heads before it."""
+    """Return actions ``[env, head]``, each head uniform over its legal values given the heads before it."""
     actions = torch.zeros(uniforms.shape, dtype=torch.int64)
     for head in Head:
         mask = masks.of_head(head, actions)

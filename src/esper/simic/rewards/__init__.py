@@ -1,1 +1,1 @@
-"""Reward families: a reward is the sum of a few named terms."""
+"""Reward families: each defines the reward of a step as the sum of a few named terms."""

@@ -1,6 +1,6 @@
-"""Reward families: named potentials Φ_i and costs c_j whose terms sum to the reward.
+"""Reward families: a reward is the sum of changes of named potentials Φ_i and of named costs c_j.
 
-r_t = scale · (Σ_i (Φ_i(s_t) − Φ_i(s_{t−1})) + Σ_j c_j(s_t))
+The reward of step t is r_t = scale · (Σ_i (Φ_i(s_t) − Φ_i(s_{t−1})) + Σ_j c_j(s_t)).
 
 The reward is potential-based shaping (Ng, Harada & Russell 1999) without discount: over an episode the
 potential terms telescope to Φ(end) − Φ(start).
@@ -21,24 +21,24 @@ RewardTerms = dict[str, Array]
 """Reward terms of one step by name, each ``[env]``; the sum of the terms is the reward."""
 
 LEAST_LOSS: Final = 1e-3
-"""Lower bound of the loss in ``log_loss``."""
+"""Lower bound of the loss in the potential ``log_loss``, so that its logarithm is finite."""
 CHURN_COST: Final = 0.01
-"""Cost of removing a seed, equal to one point of score."""
+"""Amount by which a successful prune lowers the reward, equal to one point of score."""
 ROLLBACK_PENALTY: Final = 0.2
 """Penalty of an episode whose host diverged, equal to twenty points of score."""
 
 
 class RewardInputs(NamedTuple):
-    """Inputs of a reward after an epoch."""
+    """Measurements of all environments after an epoch, from which the rewards are computed."""
 
     facts: EpochFacts
     table: SlotTable
     twin_score: Array
     """Validation score of the do-nothing twin at the same epoch; NaN for families without a twin."""
     guess_loss: Array | float
-    """Loss of a uniform guess on the data of each episode."""
+    """Loss of a constant prediction (class frequencies or mean target) on the data of each episode."""
     rent: Array | float
-    """Cost of 1,000 grown parameters."""
+    """Amount by which 1,000 grown parameters lower the reward."""
 
 
 Term = Callable[[RewardInputs], Array]
@@ -47,7 +47,7 @@ Term = Callable[[RewardInputs], Array]
 
 
 def lead(s: RewardInputs) -> Array:
-    """Return (score − score of the do-nothing twin) / 100."""
+    """Return (validation score − score of the do-nothing twin) / 100."""
     return (s.facts.val_score - s.twin_score) / 100.0
 
 
@@ -58,31 +58,32 @@ def contribution(s: RewardInputs) -> Array:
 
 
 def loss(s: RewardInputs) -> Array:
-    """Return −loss / guess loss: −1 for a uniform guess, 0 for a loss of 0."""
+    """Return −(validation loss / loss of a constant prediction), which is 0 for a perfect prediction."""
     return -s.facts.val_loss / s.guess_loss
 
 
 def log_loss(s: RewardInputs) -> Array:
-    """Return −ln(loss / guess loss): 0 for a uniform guess, about 0.1 more per tenth of the loss removed.
+    """Return −ln(validation loss / loss of a constant prediction), which is 0 for a constant prediction.
 
-    The lead over a twin, ln(twin's loss / loss), differs from this potential by a constant of the episode. So
-    the log-loss potential has the same optimal policy as a paired potential, without the cost of a twin.
+    At the end of an episode, the log-loss potential differs from ln(loss of the do-nothing twin / loss) by a
+    number that no action changes. So rewards from the log-loss potential and rewards from a comparison with
+    the twin have the same optimal policy, but the log-loss potential needs no compute for a twin.
     """
     return -np.log(np.maximum(s.facts.val_loss, LEAST_LOSS) / s.guess_loss)
 
 
 def final_score(s: RewardInputs) -> Array:
-    """Return score / 100 at the end of an episode, 0 at earlier steps."""
+    """Return validation score / 100 at the end of an episode, 0 at earlier steps."""
     return np.where(s.facts.ended, s.facts.val_score / 100.0, 0.0)
 
 
 def rent(s: RewardInputs) -> Array:
-    """Return the rent potential of the grown parameters, never positive."""
+    """Return the rent potential of each network's grown parameters, which is never positive."""
     return rent_potential(s.facts.grown_params.astype(np.float64), s.rent)
 
 
 def rent_potential(grown_params: Array | float, price: Array | float) -> Array:
-    """Return the rent potential −price · grown_params / 1000."""
+    """Return the rent potential −price · grown_params / 1000, with a price per 1,000 parameters."""
     return -np.asarray(price) * grown_params / 1000.0
 
 
@@ -91,7 +92,7 @@ def final_rent(s: RewardInputs) -> Array:
 
 
 def churn(s: RewardInputs) -> Array:
-    """Return −CHURN_COST in a step with a successful PRUNE, else 0."""
+    """Return the cost of a prune: −CHURN_COST in a step with a successful PRUNE, else 0."""
     return np.where((s.facts.last_op == LifecycleOp.PRUNE) & s.facts.last_success, -CHURN_COST, 0.0)
 
 
@@ -100,13 +101,13 @@ def churn(s: RewardInputs) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class RewardFamily:
-    """Definition of a reward by its potentials and costs."""
+    """Definition of a reward family by its potentials, costs and discount factor."""
 
     potentials: Mapping[str, Term]
     costs: Mapping[str, Term] = field(default_factory=dict)
     needs_twin: bool = False
     gamma: float = DEFAULT_GAMMA
-    """Default discount factor of the family."""
+    """Default discount factor for policies trained with this reward family."""
 
 
 FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
@@ -119,27 +120,27 @@ FAMILIES: Final[Mapping[FamilyName, RewardFamily]] = {
 
 
 class RewardFunction:
-    """Computes the rewards of a vector of episodes under one family."""
+    """Computes the rewards of all environments under one reward family."""
 
     def __init__(self, family: RewardFamily, scale: float) -> None:
         self._family = family
         self._scale = scale
 
     def begin(self, inputs: RewardInputs) -> None:
-        """Store the potentials at the start of all episodes, given the inputs of the untrained hosts."""
+        """Store the start potentials of all episodes, given the reward inputs of the untrained hosts."""
         self._at_birth = self._potentials(inputs)
         self._last = {name: value.copy() for name, value in self._at_birth.items()}
 
     def begin_again(self, env: int, inputs: RewardInputs) -> None:
-        """Store the start potentials of a new attempt in ``env``, given inputs of all environments."""
+        """Store the start potentials of a new attempt in ``env``, given all environments' reward inputs."""
         for name, value in self._potentials(inputs).items():
             self._at_birth[name][env] = self._last[name][env] = value[env]
 
     def reward_terms(self, inputs: RewardInputs) -> RewardTerms:
-        """Return the reward terms of the last epoch.
+        """Return the reward terms of the last epoch by name, each ``[env]``.
 
-        Where the host diverged, the potentials fall back to their start values and the rollback penalty is
-        added.
+        In environments whose host diverged, the potentials return to their values at the start of the
+        attempt, and the rollback penalty is added.
         """
         broken = inputs.facts.rolled_back
         rewards: RewardTerms = {}
@@ -157,5 +158,5 @@ class RewardFunction:
 
 
 def total(rewards: RewardTerms) -> Array:
-    """Return the reward ``[env]``, the sum of its terms."""
+    """Return the reward ``[env]`` as the sum of its terms."""
     return np.sum(list(rewards.values()), axis=0)

@@ -13,23 +13,23 @@ from esper.simic.rewards.families import Array, RewardTerms, total
 
 @dataclass(slots=True)
 class RewardLog:
-    """Reward terms of a rollout, and for comparison the rewards with a twin score of 0."""
+    """Reward terms of a rollout, and rewards computed with a twin score of 0 for comparison."""
 
     terms: list[RewardTerms] = field(default_factory=list)
-    """Reward terms, one entry per step."""
+    """Reward terms by name, one entry per step of the rollout."""
     unpaired: list[Array] = field(default_factory=list)
     """Rewards ``[env]`` with a twin score of 0, one array per step; empty for families without a twin."""
     broken_episodes: int = 0
 
     def reward(self, env: int, steps: slice) -> Reward:
-        """Return the sum of rewards of one environment over ``steps``, in total and by term."""
+        """Return the sum of rewards of one environment over ``steps``, in total and for each reward term."""
         sums = {
             name: float(np.sum([terms[name][env] for terms in self.terms[steps]])) for name in self.terms[0]
         }
         return Reward(sum(sums.values()), sums)
 
     def mean_terms(self) -> dict[str, float]:
-        """Return, by term, the mean over environments of the sum over steps."""
+        """Return each reward term summed over the steps of the rollout, as a mean over environments."""
         names = self.terms[0].keys()
         return {name: float(np.sum([terms[name] for terms in self.terms], axis=0).mean()) for name in names}
 
@@ -38,12 +38,12 @@ class RewardLog:
         return float(np.var([total(terms) for terms in self.terms]))
 
     def variance_unpaired(self) -> float | None:
-        """Return the variance of rewards without the twin; ``None`` for families without a twin."""
+        """Return the variance of rewards with a twin score of 0; ``None`` for families without a twin."""
         return float(np.var(self.unpaired)) if self.unpaired else None
 
     @classmethod
     def join(cls, parts: Sequence[RewardLog]) -> RewardLog:
-        """Concatenate logs along the environments."""
+        """Concatenate the reward logs of several shards along the environment axis."""
         terms = [
             {name: np.concatenate([terms[name] for terms in step]) for name in step[0]}
             for step in zip(*(part.terms for part in parts), strict=True)

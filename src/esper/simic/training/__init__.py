@@ -1,1 +1,1 @@
-"""Training loop of a policy: environments, rollouts, exchange between processes."""
+"""Training loop of a policy: environments, rollouts, exchange of rollouts between processes."""

@@ -1,7 +1,7 @@
-"""Exchange of shard results between the processes of a training, in shard order.
+"""Exchange of rollouts between the processes of a policy training, in the order of environments.
 
-Every process gets all rollouts, which are small, and computes the same update. No gradients are exchanged, so
-results are bit-identical for any number of processes.
+Every process gets all rollouts, which are small, and computes the same policy update. No gradients are
+exchanged, so on CPUs the trained policy is bit-identical for any number of processes.
 """
 
 import itertools
@@ -20,7 +20,7 @@ _works = itertools.count()
 
 
 def join(store: Store, rank: int, world_size: int, common: Mapping[str, object], seconds: float) -> None:
-    """Join the process group after the handshake; arguments as for ``agree_on_group``."""
+    """Run the handshake and join the process group; the arguments are those of ``agree_on_group``."""
     global _store  # noqa: PLW0603 - one per process, like the process group
     _store = PrefixStore(agree_on_group(store, rank, world_size, common, seconds), store)
     dist.init_process_group("gloo", store=_store, rank=rank, world_size=world_size)
@@ -32,35 +32,35 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """Return the number of processes, 1 without a process group."""
+    """Return the number of processes of the training, 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def claim(count: int) -> Iterator[int]:
-    """Yield the numbers of the shards for this process, out of ``count`` shards.
+    """Yield the numbers of the parts that this process has to run, out of ``count`` parts of the work.
 
-    Shards are assigned dynamically, since episodes differ in length: a process that has finished a shard
-    takes the next shard. The assignment does not affect the results.
+    Parts are assigned dynamically, since episodes differ in cost: a process that has finished a part takes
+    the next part. The result of a part does not depend on the process that runs the part.
     """
     if _store is None:
         yield from range(count)
         return
-    work = f"shards of work {next(_works)}"  # Call numbers are equal in all processes.
-    while (shard := _store.add(work, 1) - 1) < count:
-        yield shard
+    work = f"parts of work {next(_works)}"  # All processes call ``claim`` equally often.
+    while (part := _store.add(work, 1) - 1) < count:
+        yield part
 
 
 def gather(own: Mapping[int, T]) -> list[T]:
-    """Return the results of all shards from all processes, in shard order."""
+    """Return the results of all parts, given the results ``own`` of this process, in order."""
     everywhere: list[Mapping[int, T]] = [own] * world_size()
     if world_size() > 1:
         dist.all_gather_object(everywhere, dict(own))
-    merged = {shard: result for part in everywhere for shard, result in part.items()}
-    return [merged[shard] for shard in sorted(merged)]
+    merged = {part: result for results in everywhere for part, result in results.items()}
+    return [merged[part] for part in sorted(merged)]
 
 
 def from_first(value: T) -> T:
-    """Return the value of rank 0 in every process."""
+    """Return in every process the ``value`` that was passed on rank 0."""
     if world_size() == 1:
         return value
     shared = [value]
@@ -69,6 +69,6 @@ def from_first(value: T) -> T:
 
 
 def unlike_first(value: object) -> list[int]:
-    """Return, in every process, the ranks whose value differs from the value of rank 0."""
+    """Return in every process the ranks whose ``value`` differs from that of rank 0."""
     values = gather({rank(): value})
     return [number for number, other in enumerate(values) if other != values[0]]

@@ -1,4 +1,4 @@
-"""Handshake of the processes of a training: all must be present and have the same settings and versions."""
+"""Handshake of a training's processes: all must be present, with the same settings and versions."""
 
 import json
 import socket
@@ -12,37 +12,37 @@ from torch.distributed.distributed_c10d import Store
 from esper.leyline.errors import EsperError
 
 POLL_SECONDS: Final = 0.02
-"""Pause between two polls of the store."""
+"""Pause of rank 0 between two reads of the handshake store, in seconds."""
 
 
 class HandshakeError(EsperError):
-    """Processes are missing, or have different settings or versions."""
+    """Error: processes of the training are missing, or have different settings or versions."""
 
 
 def agree_on_group(
     store: Store, rank: int, world_size: int, common: Mapping[str, object], seconds: float
 ) -> str:
-    """Wait for all processes, compare their settings, and return the name of the group.
+    """Wait for all processes, compare their settings, and return the name of the process group.
 
-    torchrun keeps one store for all groups that it starts, so keys of a killed group remain. Therefore every
-    process sets a nonce, and rank 0 stores a new group name for each nonce; all other keys start with the
-    name.
+    torchrun has one key-value store for all process groups that it starts, so the keys of a killed group
+    remain. To avoid reading such keys, every process stores a nonce, and rank 0 stores the new group name
+    under each nonce; all other keys start with the group name.
 
     Args:
-        store: Store of torchrun.
+        store: Key-value store of torchrun.
         rank: Rank of this process.
         world_size: Number of processes.
         common: Settings and versions that must be equal in all processes.
         seconds: Time that rank 0 waits for the other ranks.
 
     Raises:
-        HandshakeError: A process is missing, or its settings differ.
+        HandshakeError: A process is missing, or its settings or versions differ from those of rank 0.
     """
     return _receive(store, world_size, common, seconds) if rank == 0 else _report(store, rank, common)
 
 
 def _report(store: Store, rank: int, common: Mapping[str, object]) -> str:
-    """Send settings to rank 0 and wait for the group name or the refusal of rank 0."""
+    """Send the settings of this process to rank 0 and return the group name that rank 0 sends back."""
     nonce = uuid4().hex
     store.set(f"nonce/{rank}", nonce)
     group = store.get(f"group/{nonce}").decode()
@@ -53,7 +53,7 @@ def _report(store: Store, rank: int, common: Mapping[str, object]) -> str:
 
 
 def _receive(store: Store, world_size: int, common: Mapping[str, object], seconds: float) -> str:
-    """Wait for the settings of all other ranks and compare them with the settings of rank 0."""
+    """Wait on rank 0 for the settings of all other ranks and compare them with the settings of rank 0."""
     group, deadline = uuid4().hex, time.monotonic() + seconds
     answered: set[str] = set()
     received: dict[int, str] = {}
@@ -76,10 +76,10 @@ def _receive(store: Store, world_size: int, common: Mapping[str, object], second
 def _refusal(
     received: Mapping[int, str], world_size: int, common: Mapping[str, object], seconds: float
 ) -> str:
-    """Return the message about missing ranks or different settings; empty if all ranks agree."""
+    """Return the error message about missing ranks or different settings; empty if all ranks agree."""
     if missing := [str(rank) for rank in range(1, world_size) if rank not in received]:
         return f"rank {', '.join(missing)} of {world_size} did not come within {seconds:g} s; start all again"
-    ours = json.loads(json.dumps(common))  # Settings of other ranks went through JSON, which changes types.
+    ours = json.loads(json.dumps(common))  # JSON turns tuples into lists; received settings were JSON, too.
     problems = []
     for rank, settings in sorted(received.items()):
         host, theirs = json.loads(settings)
@@ -92,5 +92,5 @@ def _refusal(
 
 
 def _value_of(store: Store, key: str) -> str:
-    """Return the value of a key in the store without waiting; empty if the key is not set."""
+    """Return the value of a key in the store without waiting; an empty string if the key is not set."""
     return store.get(key).decode() if store.check([key]) else ""

@@ -1,6 +1,6 @@
-"""Environments of a policy: their interface, and ``GrowthEnv`` with observation, masks and reward.
+"""Environments in which a policy is trained: their interface, and ``GrowthEnv`` for growing networks.
 
-``GrowthEnv`` wraps a ``SerialVector`` of growing networks.
+``GrowthEnv`` adds observations, masks and rewards to a ``SerialVector`` of growing networks.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,13 @@ from esper.simic.rewards.reward_log import RewardLog
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.twin import twin_scores
+from esper.tolaria.twin import TwinOf, twin_scores
 from esper.tolaria.vector import SerialVector
 
 
 class PolicyStep(NamedTuple):
-    """Result of a step: next observation, and reward and end of episode as arrays ``[env]``.
+    """Result of a step: for every environment the next observation, the reward, and whether its episode
+    ended.
 
     After a termination the value of the next state is 0, and ``observation`` is the first observation of the
     next episode, if any. ``ended`` without ``terminated`` is a truncation, which is possible only in the last
@@ -35,7 +36,7 @@ class PolicyStep(NamedTuple):
 
 
 class PolicyEnv(Protocol):
-    """Interface of a vector of environments for rollouts."""
+    """Interface of a vector of environments in which rollouts are collected."""
 
     @property
     def env_indices(self) -> Sequence[int]:
@@ -49,18 +50,18 @@ class PolicyEnv(Protocol):
         """Start a new episode in every environment."""
 
     def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
-        """Apply ``actions [env, 8]``; ``outputs`` of the policy are written into the decision rows."""
+        """Apply ``actions [env, head]``; the policy's ``outputs`` are written into the decision rows."""
 
 
 class RowJournal(Protocol):
     """Receiver of the telemetry rows of an iteration in progress, epoch by epoch."""
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
-        """Receive the rows of one epoch of the shard whose first environment is ``env``."""
+        """Receive the telemetry rows of one epoch of environments, the first of which is ``env``."""
 
 
 class RowList:
-    """Event sink of one environment that keeps its rows since the last reset."""
+    """Event sink of one environment that stores its telemetry rows since the last reset."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -76,17 +77,17 @@ class RowList:
 
 
 class GrowthEnv:
-    """Vector of growing networks with rewards; every reset starts the next episode of each environment.
+    """Vector of environments with growing networks and rewards; a reset starts the next episode of each.
 
     When a host diverges, a new attempt at the same episode starts at once, with its own twin. An environment
     that reached its horizon waits for the next reset.
 
     Args:
         task: Task of all environments.
-        config: Reward, observation and hardware settings.
+        config: Configuration of the policy training, with settings of reward, observation and hardware.
         rng_seed: Root of the random streams.
         env_indices: Indices of the environments within the run.
-        journal: Receiver of the rows of each epoch, if any.
+        journal: Receiver of the telemetry rows of each epoch, if any.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class GrowthEnv:
         self.horizon = task.horizon
         self.next_episode = 0
         """Number of the episode that the next reset starts."""
-        # One rollback ends the episode, so that the policy learns from an action that made the host diverge.
-        self._vector = SerialVector(
+        # One rollback ends the attempt, so that the policy learns from the action that made the host diverge.
+        self.vector = SerialVector(
             task,
             rng_seed=rng_seed,
             env_indices=self.env_indices,
@@ -115,12 +116,13 @@ class GrowthEnv:
             devices=config.devices,
             amp=config.amp,
         )
+        """Growing networks, one per environment."""
         capacity = config.capacity or task.num_slots
         self._observer = Observer(len(env_indices), task.num_slots, capacity, context=config.context)
         self._family = FAMILIES[config.reward_family]
         self._reward_function = RewardFunction(self._family, config.reward_scale)
         self._unpaired = RewardFunction(self._family, config.reward_scale)
-        """Reward function with a twin score of 0, to report how much variance the twin removes."""
+        """Reward function with a twin score of 0, to report how much reward variance the twin removes."""
 
     def reset(self) -> Observation:
         self._episode, self.next_episode = self.next_episode, self.next_episode + 1
@@ -132,12 +134,11 @@ class GrowthEnv:
         self.reports: list[EpisodeReport] = []
         """Reports of the episodes that reached their horizon since the last reset."""
         self.reward_log = RewardLog()
-        """Rewards of the steps since the last reset."""
-        for env, sink in zip(self._vector.envs, self._sinks, strict=True):
+        """Reward terms of all steps since the last reset."""
+        for env, sink in zip(self.vector.envs, self._sinks, strict=True):
             env.recorder.sink = sink
-        for row in range(len(self.env_indices)):
-            self._reset_env(row)
-        facts = self._vector.facts
+        self._reset_envs(range(len(self.env_indices)))
+        facts = self.vector.facts
         self._observer.reset()
         inputs = self._reward_inputs(facts)
         self._reward_function.begin(inputs)
@@ -150,14 +151,14 @@ class GrowthEnv:
         return [row for sink in self._sinks for row in sink.rows]
 
     def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
-        facts = self._vector.step(actions)
+        facts = self.vector.step(actions)
         rewards = self._rewards(facts)
-        for row, env in enumerate(self._vector.envs):
+        for row, env in enumerate(self.vector.envs):
             output = None if outputs is None else outputs[row]
-            env.recorder.decision(output, self.reward_log.reward(row, slice(-1, None)))
+            env.recorder.emit_last_action(output, self.reward_log.reward(row, slice(-1, None)))
         ended, broken = facts.ended, facts.rolled_back
         for row in np.flatnonzero(ended).tolist():
-            report = self._vector.envs[row].finish(self.reward_log.reward(row, slice(self._born[row], None)))
+            report = self.vector.envs[row].finish(self.reward_log.reward(row, slice(self._born[row], None)))
             if broken[row]:
                 self._begin_attempt(row)
             else:
@@ -166,10 +167,10 @@ class GrowthEnv:
             new = [row for sink in self._sinks for row in sink.take_new()]
             self._journal.take(self._episode + 1, self.env_indices[0], new)
         terminated = ended if self._config.horizon_terminates else broken
-        return PolicyStep(self._observe(self._vector.facts), rewards, ended, terminated)
+        return PolicyStep(self._observe(self.vector.facts), rewards, ended, terminated)
 
     def _rewards(self, facts: EpochFacts) -> NDArray[np.float64]:
-        """Return the rewards ``[env]`` of the last epoch and append their terms to the log."""
+        """Return the rewards ``[env]`` of the last epoch and append their terms to the reward log."""
         inputs = self._reward_inputs(facts)
         terms = self._reward_function.reward_terms(inputs)
         self.reward_log.terms.append(terms)
@@ -180,29 +181,35 @@ class GrowthEnv:
         return total(terms)
 
     def _begin_attempt(self, row: int) -> None:
-        """Start another attempt at the present episode in one environment."""
+        """Start another attempt at the present episode in one environment, after its host diverged."""
         self._attempts[row] += 1
         self._born[row] = len(self.reward_log.terms)
-        self._reset_env(row)
-        inputs = self._reward_inputs(self._vector.facts)
+        self._reset_envs([row])
+        inputs = self._reward_inputs(self.vector.facts)
         self._reward_function.begin_again(row, inputs)
         self._unpaired.begin_again(row, self._without_twin(inputs))
 
-    def _reset_env(self, row: int) -> None:
-        episode, attempt, scores = self._episode, self._attempts[row], None
+    def _reset_envs(self, rows: Sequence[int]) -> None:
+        """Start the present attempt at an episode in the environments ``rows``; twins train together."""
+        attempts = [
+            TwinOf(self.env_indices[row], self._episode, self._attempts[row], self.vector.envs[row].compute)
+            for row in rows
+        ]
+        scores: Sequence[list[float] | None] = [None] * len(rows)
         if self._family.needs_twin:
-            where = {"env": self.env_indices[row], "episode": episode, "attempt": attempt}
-            compute = self._vector.envs[row].compute
-            scores = twin_scores(self._task, rng_seed=self._rng_seed, compute=compute, **where)
-            self._twins[row] = scores
-        self._vector.reset_env(row, episode, attempt=attempt, iteration=episode + 1, twin_scores=scores)
+            scores = twin_scores(self._task, attempts, rng_seed=self._rng_seed)
+            self._twins[list(rows)] = scores
+        for row, of, twin in zip(rows, attempts, scores, strict=True):
+            self.vector.reset_env(
+                row, of.episode, attempt=of.attempt, iteration=of.episode + 1, twin_scores=twin
+            )
 
     def _reward_inputs(self, facts: EpochFacts) -> RewardInputs:
-        hosts = [env.host for env in self._vector.envs]
+        hosts = [env.host for env in self.vector.envs]
         rents = [self._config.rent if host.instance.rent is None else host.instance.rent for host in hosts]
         return RewardInputs(
             facts=facts,
-            table=self._vector.table,
+            table=self.vector.table,
             twin_score=self._twins[np.arange(len(hosts)), facts.epoch],
             guess_loss=np.array([host.guess_loss for host in hosts]),
             rent=np.array(rents),
@@ -212,4 +219,4 @@ class GrowthEnv:
         return inputs._replace(twin_score=np.zeros(len(self.env_indices)))
 
     def _observe(self, facts: EpochFacts) -> Observation:
-        return self._observer.observe(facts, self._vector.table, self._vector.action_space)
+        return self._observer.observe(facts, self.vector.table, self.vector.action_space)

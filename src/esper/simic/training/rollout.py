@@ -1,4 +1,4 @@
-"""Rollouts with sampled actions and evaluations with argmax actions, on any ``PolicyEnv``."""
+"""Rollouts of a policy with sampled actions, and evaluations with argmax actions, on any ``PolicyEnv``."""
 
 from collections.abc import Sequence
 
@@ -25,16 +25,29 @@ class ActionStreams:
         ]
 
     def draw(self) -> Tensor:
-        """Return uniform random numbers ``[env, 8]``, one per head."""
+        """Return uniform random numbers ``[env, head]``, for sampling one action per environment."""
         return torch.stack([torch.rand(NUM_HEADS, generator=g) for g in self._generators])
 
 
 def collect(
-    env: PolicyEnv, policy: FactoredRecurrentActorCritic, streams: ActionStreams, episodes: int = 1
+    env: PolicyEnv,
+    policy: FactoredRecurrentActorCritic,
+    streams: ActionStreams,
+    episodes: int = 1,
+    *,
+    at_once: int | None = None,
 ) -> TamiyoRolloutBuffer:
-    """Collect a rollout of ``episodes`` horizons with sampled actions.
+    """Collect a rollout with sampled actions.
 
-    Episodes that are truncated at the end of the rollout bootstrap from the critic.
+    For an episode that is truncated at the end of the rollout, the critic's value of the last state is
+    stored.
+
+    Args:
+        env: Environments, which are reset first.
+        policy: Policy that decides.
+        streams: Random numbers of each environment.
+        episodes: Length of the rollout, in horizons.
+        at_once: Environments per forward pass of the policy, all unless given.
     """
     shape, num_envs = policy.shape, len(env.env_indices)
     buffer = TamiyoRolloutBuffer(
@@ -43,7 +56,7 @@ def collect(
     observation, hidden = env.reset(), buffer.hidden
     fresh = torch.ones(num_envs, dtype=torch.bool)
     for _ in range(buffer.num_steps):
-        decision = _sample(policy, observation, hidden, fresh, streams)
+        decision = _sample(policy, observation, hidden, fresh, streams, at_once)
         if buffer.length > 0:
             buffer.add_next_value(decision.value)
         buffer.add(observation.features, observation.blueprint_indices, decision, fresh)
@@ -53,7 +66,7 @@ def collect(
         buffer.add_outcome(torch.from_numpy(step.reward).float(), ended, terminated)
         observation, fresh = step.observation, ended
     if not step.terminated.all():
-        buffer.add_next_value(_sample(policy, observation, hidden, terminated, streams).value)
+        buffer.add_next_value(_sample(policy, observation, hidden, terminated, streams, at_once).value)
     return buffer
 
 
@@ -63,20 +76,27 @@ def _sample(
     hidden: Hidden,
     fresh: Tensor,
     streams: ActionStreams,
+    at_once: int | None,
 ) -> PolicyDecision:
     """Sample one decision per environment, with the LSTM state reset where ``fresh [env]`` is true."""
-    keep = (~fresh).float().view(1, -1, 1)
-    return decide(policy, observation, (hidden[0] * keep, hidden[1] * keep), streams.draw())
+    keep = (~fresh).float().view(1, -1, 1).to(hidden[0].device)
+    memory = (hidden[0] * keep, hidden[1] * keep)
+    return decide(policy, observation, memory, streams.draw(), at_once=at_once)
 
 
-def evaluate(env: PolicyEnv, policy: FactoredRecurrentActorCritic) -> NDArray[np.float64]:
-    """Return the undiscounted returns ``[env]`` of one argmax episode per environment."""
+def evaluate(
+    env: PolicyEnv, policy: FactoredRecurrentActorCritic, *, at_once: int | None = None
+) -> NDArray[np.float64]:
+    """Return the undiscounted returns ``[env]`` of one episode with argmax actions per environment.
+
+    ``at_once`` is the number of environments per forward pass of the policy, all unless given.
+    """
     observation, num_envs = env.reset(), len(env.env_indices)
     hidden = policy.get_initial_hidden(num_envs)
     returns = np.zeros(num_envs)
     alive = np.ones(num_envs, dtype=np.bool_)
     for _ in range(env.horizon):
-        decision = decide(policy, observation, hidden)
+        decision = decide(policy, observation, hidden, at_once=at_once)
         hidden = decision.hidden
         step = env.step(decision.actions.numpy())
         returns += step.reward * alive

@@ -1,9 +1,9 @@
 """Training loop of a policy: PPO (Schulman et al. 2017) over episodes of growing networks.
 
 An iteration collects one episode per environment, updates the policy and, when due, evaluates the policy.
-Environments form fixed shards, which the processes share. Random streams are named by (run, environment,
-episode) and every iteration starts new episodes, so a checkpoint consists of policy, optimiser and iteration
-number.
+Environments form fixed shards, which are divided among the processes of the training. Random streams are
+named by (run, environment, episode) and every iteration starts new episodes, so a checkpoint consists of
+policy, optimiser and iteration number.
 """
 
 import json
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esper.files.atomic_write import write_durably
 from esper.leyline import NUM_OPS, Head, Row, SlotConfig, UpdateRow, known
-from esper.simic.agent.ppo import PPOAgent, shards
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.reward_log import RewardLog
@@ -35,18 +35,18 @@ from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks.spec import TaskSpec
 
 SHARD_ENVS: Final = 2
-"""Environments per shard; one process runs a shard."""
+"""Number of environments per shard: of one forward pass of the policy, whose last bits depend on it."""
 PHASES: Final = ("rollout", "update", "evaluation")
 NETWORK_SETTINGS: Final = {"hidden_dim", "critic", "conditioned", "hold_heads", "context"}
-"""Names of settings of the policy network with the names of their fields in ``PolicyShape``."""
+"""Names of ``TrainingConfig`` settings that are passed to the policy network as arguments of that name."""
 OPTIMISER_FILE: Final = "optimiser.safetensors"
 PROGRESS_FILE: Final = "progress.json"
 
 T = TypeVar("T")
 
 
-class ShardRollout(NamedTuple):
-    """Results of one shard of environments in an iteration."""
+class PartialRollout(NamedTuple):
+    """Rollout, reports and telemetry rows of one part of the environments in an iteration."""
 
     buffer: TamiyoRolloutBuffer
     reports: list[EpisodeReport]
@@ -55,11 +55,11 @@ class ShardRollout(NamedTuple):
 
 
 class PolicyEvaluation(NamedTuple):
-    """Results of argmax episodes on the selection rng seeds."""
+    """Mean return and score of a policy in episodes with argmax actions, on the selection rng seeds."""
 
     mean_return: float
     score: float | None
-    """Mean validation score of the episodes that reached their horizon; None without such an episode."""
+    """Mean validation score of the episodes that reached their horizon; None if no episode reached it."""
 
 
 class Iteration(NamedTuple):
@@ -71,12 +71,12 @@ class Iteration(NamedTuple):
 
 
 class Trainer:
-    """Policy, optimiser and environments of a training; every process of a run holds an equal trainer.
+    """Policy, optimiser and environments of a training, identical in all processes of the training.
 
     Args:
         task: Task of all environments.
         config: Configuration of the training.
-        journal: Receiver of the rows of an iteration in progress, if any.
+        journal: Receiver of the telemetry rows of an iteration in progress, if any.
     """
 
     def __init__(self, task: TaskSpec, config: TrainingConfig, journal: RowJournal | None = None) -> None:
@@ -95,16 +95,19 @@ class Trainer:
         self.agent = PPOAgent(self.policy, config)
         self.iteration = 0
         self.best_return = -np.inf
-        self._training = self._make_shards(config.rng_seed, config.envs, journal)
-        self._selection = self._make_shards(SELECTION_SEEDS[config.rng_seed], config.evaluate_episodes)
+        self._training = self._make_envs(config.rng_seed, config.envs, journal)
+        self._selection = self._make_envs(SELECTION_SEEDS[config.rng_seed], config.evaluate_episodes)
 
-    def _make_shards(self, rng_seed: int, count: int, journal: RowJournal | None = None) -> list[GrowthEnv]:
-        """Return all shards, since any process can claim any shard; the first reset builds the hosts."""
+    def _make_envs(self, rng_seed: int, count: int, journal: RowJournal | None = None) -> list[GrowthEnv]:
+        """Return the environments of all parts of the work, since any process can claim any part."""
+        first, *others = map(Device, self.config.devices)
+        # Only environments that train together keep several devices busy. On one CPU nothing is gained, and
+        # shards that processes claim one by one even out the unequal costs of episodes.
+        on_one_cpu = not (first.is_cuda or others)
+        parts = count if on_one_cpu and exchange.world_size() > 1 else exchange.world_size()
         return [
-            GrowthEnv(
-                self.task, self.config, rng_seed=rng_seed, env_indices=range(count)[shard], journal=journal
-            )
-            for shard in shards(count, SHARD_ENVS)
+            GrowthEnv(self.task, self.config, rng_seed=rng_seed, env_indices=envs, journal=journal)
+            for envs in parts_of(count, parts)
         ]
 
     @property
@@ -117,8 +120,8 @@ class Trainer:
             yield self.run_iteration()
 
     def run_iteration(self) -> Iteration:
-        """Collect one episode per environment, update the policy on all episodes, and evaluate it when
-        due."""
+        """Collect one episode per environment and update the policy; evaluate it in every
+        ``evaluate_every``-th and in the last iteration."""
         times = [time.perf_counter()]
         parts = _share_out(self._training, self._rollout)
         buffer = TamiyoRolloutBuffer.join([part.buffer for part in parts])
@@ -153,28 +156,28 @@ class Trainer:
         )
         return Iteration([row for part in parts for row in part.rows], update)
 
-    def _rollout(self, env: GrowthEnv) -> ShardRollout:
-        """Run one episode in every environment of a shard."""
+    def _rollout(self, env: GrowthEnv) -> PartialRollout:
+        """Run one episode with sampled actions in every environment of a part."""
         env.next_episode = self.iteration
         streams = ActionStreams(self.config.rng_seed, env.env_indices, self.iteration)
-        buffer = collect(env, self.policy, streams)
-        return ShardRollout(buffer, env.reports, env.reward_log, env.rows)
+        buffer = collect(env, self.policy, streams, at_once=SHARD_ENVS)
+        return PartialRollout(buffer, env.reports, env.reward_log, env.rows)
 
     def evaluate(self) -> PolicyEvaluation:
         """Evaluate the policy on the rng seeds reserved for selecting the best policy."""
-        results = _share_out(self._selection, self._evaluate_shard)
+        results = _share_out(self._selection, self._evaluate)
         returns = [value for returns, _ in results for value in returns]
         scores = [report.val_score for _, reports in results for report in reports]
         return PolicyEvaluation(float(np.mean(returns)), _mean(scores))
 
-    def _evaluate_shard(self, env: GrowthEnv) -> tuple[list[float], list[EpisodeReport]]:
+    def _evaluate(self, env: GrowthEnv) -> tuple[list[float], list[EpisodeReport]]:
         env.next_episode = 0
-        return evaluate(env, self.policy).tolist(), env.reports
+        return evaluate(env, self.policy, at_once=SHARD_ENVS).tolist(), env.reports
 
     # --- checkpoints --------------------------------------------------------------------------
 
     def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
-        """Write policy, optimiser and progress into ``directory``; ``extra`` is stored with the progress."""
+        """Write policy, optimiser state and progress, including ``extra``, into ``directory``."""
         checkpoint.save_policy(self.policy, directory)
         optimiser = checkpoint.save_tensors(_flat_optimiser(self.agent.optimiser))
         write_durably(directory / OPTIMISER_FILE, optimiser)
@@ -190,10 +193,10 @@ class Trainer:
         write_durably(directory / PROGRESS_FILE, (json.dumps(progress, indent=1) + "\n").encode())
 
     def load(self, directory: Path) -> dict[str, Any]:
-        """Restore a checkpoint of the same run and return its progress, with ``extra`` of ``save``.
+        """Restore a checkpoint of this run and return its progress, with the ``extra`` passed to ``save``.
 
         Raises:
-            CheckpointError: The checkpoint is damaged, or task or configuration differ.
+            CheckpointError: The checkpoint is damaged, or was written with another task or configuration.
         """
         progress = checkpoint.read_json(directory / PROGRESS_FILE)
         self._check_own(progress, directory)
@@ -216,12 +219,20 @@ class Trainer:
 
 
 def _share_out(envs: Sequence[GrowthEnv], run: Callable[[GrowthEnv], T]) -> list[T]:
-    """Apply ``run`` to all shards, distributed over all processes; return the results in shard order."""
-    return exchange.gather({shard: run(envs[shard]) for shard in exchange.claim(len(envs))})
+    """Apply ``run`` to all parts of the work, which processes claim; return the results in order."""
+    return exchange.gather({part: run(envs[part]) for part in exchange.claim(len(envs))})
+
+
+def parts_of(count: int, most: int) -> list[range]:
+    """Divide ``count`` environments into at most ``most`` ranges of whole shards."""
+    edges = [*range(0, count, SHARD_ENVS), count]
+    parts = min(most, len(edges) - 1)
+    cuts = [edges[(len(edges) - 1) * part // parts] for part in range(parts + 1)]
+    return [range(*pair) for pair in pairwise(cuts)]
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    """Return the mean of values, ``None`` if there are no values or the mean is not finite."""
+    """Return the mean of ``values``; ``None`` if there are no values or the mean is not finite."""
     return known(float(np.mean(values))) if values else None
 
 

@@ -1,20 +1,19 @@
 """Recurrent actor-critic with eight factored heads, in float32 and not compiled (ADR 0023).
 
 The policy is an autoregressive product of categorical distributions: the op is sampled first, then the slot,
-then the other heads. ``conditioned`` heads get the sampled op and slot as one-hot inputs. Log-probabilities
-and value of a decision belong to the same sample.
+then the other heads. With the setting ``conditioned``, heads get the sampled op and slot as one-hot inputs.
+The log-probabilities of a decision are those of the sampled values.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.leyline import (
@@ -30,24 +29,23 @@ from esper.leyline import (
     LifecycleOp,
     head_sizes,
 )
+from esper.tamiyo.networks.layers import make_lstm, make_mlp, orthogonal
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.distributions import MASKED_LOG_PROB, MaskedCategorical, mask_logits
 
 Critic = Literal["state_value", "op_value"]
 Hidden = tuple[Tensor, Tensor]
-"""LSTM state (h, c), each ``[1, batch, hidden]``."""
+"""LSTM state (h, c), two tensors ``[layer, batch, hidden]`` with one layer."""
 
 HEAD_HIDDEN: Final = 128
-MEMORY_STEPS: Final = 64
-"""Longest initial memory of an LSTM cell in steps, T_max of the chrono initialisation."""
 INITIAL_LOGITS: Final[Mapping[Head, Mapping[int, float]]] = {
     Head.OP: {LifecycleOp.WAIT: 1.0, LifecycleOp.PRUNE: -2.0},
     Head.ALPHA_TARGET: {AlphaTarget.FULL: 1.0},
 }
-"""Initial biases of the last layers of the heads.
+"""Initial biases of the heads' last layers, by head and by value of the head; all other biases start at 0.
 
-With uniform initial choices two thirds of the seeds would stay below full alpha and never reach HOLDING, and
-most seeds would be pruned.
+If initial choices were uniform, two thirds of the seeds would have an alpha target below 1 and never reach
+HOLDING, and most seeds would be pruned.
 """
 
 
@@ -63,7 +61,7 @@ class BlueprintEmbedding(nn.Module):
         self.register_buffer("null_index", torch.tensor(BLUEPRINT_NULL_INDEX))
 
     def forward(self, indices: Tensor) -> Tensor:
-        """Map indices ``[..., slot]``, -1 for empty, to vectors ``[..., slot, dim]``."""
+        """Map blueprint indices ``[..., slot]``, -1 for empty slots, to vectors ``[..., slot, dim]``."""
         return self.embedding(torch.where(indices < 0, self.null_index, indices))
 
 
@@ -71,9 +69,9 @@ class PolicyDecision(NamedTuple):
     """One sampled (or argmax) decision per environment."""
 
     actions: Tensor
-    """Chosen actions ``[env, 8]``."""
+    """Chosen value of every head, ``[env, head]``."""
     log_probs: Tensor
-    """Log-probabilities ``[env, 8]`` of the chosen values, 0 where a head had no choice."""
+    """Log-probabilities ``[env, head]`` of the chosen values, 0 where a head had one legal value."""
     masks: Tensor
     """Legal values of all heads, concatenated: bool ``[env, sum of head sizes]``."""
     op_probs: Tensor
@@ -82,18 +80,27 @@ class PolicyDecision(NamedTuple):
     """Values of the critic ``[env]``."""
     hidden: Hidden
 
-    def cpu(self) -> PolicyDecision:
-        actions, log_probs, masks, op_probs, value = (tensor.cpu() for tensor in self[:5])
-        memory = (self.hidden[0].cpu(), self.hidden[1].cpu())
-        return PolicyDecision(actions, log_probs, masks, op_probs, value, memory)
+    @classmethod
+    def read(cls, parts: Sequence[PolicyDecision]) -> PolicyDecision:
+        """Join decisions along the environment axis and copy them to the CPU in one copy.
+
+        The LSTM state stays on its device.
+        """
+        flat = [
+            torch.cat([column.float() for column in (*p[:4], p.value.unsqueeze(1))], dim=1) for p in parts
+        ]
+        widths = [NUM_HEADS, NUM_HEADS, parts[0].masks.shape[1], NUM_OPS, 1]
+        actions, log_probs, masks, op_probs, value = torch.cat(flat).cpu().split(widths, dim=1)
+        h, c = (torch.cat(states, dim=1) for states in zip(*(p.hidden for p in parts), strict=True))
+        return cls(actions.long(), log_probs, masks.bool(), op_probs, value.squeeze(1), (h, c))
 
 
 class ActionEvaluation(NamedTuple):
-    """Stored decisions evaluated with the present weights, every tensor ``[env, step, …]``."""
+    """Log-probabilities, entropies and values of stored decisions ``[env, step]`` for the present weights."""
 
     log_probs: Tensor
     entropies: Tensor
-    """Entropies ``[env, step, 8]`` of the heads, normalised by the number of legal values."""
+    """Entropies ``[env, step, head]``, divided by the log of the number of legal values."""
     has_choice: Tensor
     value: Tensor
 
@@ -110,48 +117,9 @@ class PolicyShape:
     conditioned: bool = True
     recurrent: bool = True
     hold_heads: tuple[str, ...] = ()
-    """Names of heads fixed at one value, see ``ActionMasks.holding``."""
+    """Names of heads that are fixed at one value, as ``ActionMasks.holding`` describes."""
     context: bool = False
     """Whether ``state_dim`` includes the context features."""
-
-
-def _orthogonal(layer: nn.Linear, gain: float) -> nn.Linear:
-    """Initialise a linear layer orthogonally (Saxe et al. 2014) with ``gain``."""
-    nn.init.orthogonal_(layer.weight, gain)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def _chrono_init(bias: Tensor, hidden: int) -> None:
-    """Set the gate biases by chrono initialisation (Tallec & Ollivier 2018).
-
-    Forget biases b_f ~ log U(1, T_max − 1), input biases −b_f. Cells then start with memories of 1 to
-    ``MEMORY_STEPS`` steps. With the customary forget bias of 1 a cell keeps 1e-7 of its content after 50
-    steps, which is too little for a gradient (ADR 0013).
-    """
-    span = torch.empty(hidden).uniform_(1.0, MEMORY_STEPS - 1.0).log()
-    bias[:hidden] = -span
-    bias[hidden : 2 * hidden] = span
-
-
-def _lstm(inputs: int, hidden: int) -> nn.LSTM:
-    lstm = nn.LSTM(inputs, hidden, batch_first=True)
-    for name, parameter in lstm.named_parameters():
-        if "weight" in name:
-            nn.init.orthogonal_(parameter)
-        else:
-            nn.init.zeros_(parameter)
-        if name == "bias_ih_l0":
-            _chrono_init(parameter.data, hidden)
-    return lstm
-
-
-def _head(inputs: int, hidden: tuple[int, ...], outputs: int, last_gain: float) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for width in hidden:
-        layers += [_orthogonal(nn.Linear(inputs, width), math.sqrt(2)), nn.ReLU()]
-        inputs = width
-    return nn.Sequential(*layers, _orthogonal(nn.Linear(inputs, outputs), last_gain))
 
 
 class FactoredRecurrentActorCritic(nn.Module):
@@ -159,8 +127,8 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     Args:
         state_dim: Length of an observation, see ``get_feature_size``.
-        num_slots: Slots of the observation, the capacity of the policy.
-        others: Further fields of ``PolicyShape``.
+        num_slots: Number of slots in an observation, the capacity of the policy.
+        others: Values for the other fields of ``PolicyShape``.
     """
 
     def __init__(self, state_dim: int, num_slots: int, **others: Any) -> None:
@@ -173,19 +141,19 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.blueprints = BlueprintEmbedding()
         inputs = state_dim + num_slots * DEFAULT_BLUEPRINT_EMBED_DIM
         self.features = nn.Sequential(
-            _orthogonal(nn.Linear(inputs, feature_dim), math.sqrt(2)), nn.LayerNorm(feature_dim), nn.ReLU()
+            orthogonal(nn.Linear(inputs, feature_dim), math.sqrt(2)), nn.LayerNorm(feature_dim), nn.ReLU()
         )
-        self.lstm = _lstm(feature_dim, hidden_dim)
+        self.lstm = make_lstm(feature_dim, hidden_dim)
         self.norm = nn.LayerNorm(hidden_dim)
         self.heads = nn.ModuleDict(
             {name: self._make_head(Head(index)) for index, name in enumerate(HEAD_NAMES)}
         )
         value_inputs = hidden_dim + (NUM_OPS if shape.critic == "op_value" else 0)
-        self.value_head = _head(value_inputs, (HEAD_HIDDEN,), 1, 1.0)
+        self.value_head = make_mlp(value_inputs, (HEAD_HIDDEN,), 1, 1.0)
 
     def _make_head(self, head: Head) -> nn.Sequential:
         hidden = (self.shape.hidden_dim, HEAD_HIDDEN) if head is Head.BLUEPRINT else (HEAD_HIDDEN,)
-        made = _head(self.shape.hidden_dim + sum(self._context(head)), hidden, self.sizes[head], 0.01)
+        made = make_mlp(self.shape.hidden_dim + sum(self._context(head)), hidden, self.sizes[head], 0.01)
         last = made[-1]
         assert isinstance(last, nn.Linear)
         with torch.no_grad():
@@ -194,13 +162,26 @@ class FactoredRecurrentActorCritic(nn.Module):
         return made
 
     def _context(self, head: Head) -> tuple[int, ...]:
-        """Return the widths of the one-hot inputs of a conditioned head: the op, then the slot."""
+        """Return the widths of the one-hot inputs (op, slot) of a head; empty without conditioning."""
         return (NUM_OPS, self.num_slots)[:head] if self.shape.conditioned else ()
 
-    def get_initial_hidden(self, batch: int) -> Hidden:
-        """Return the LSTM state at the start of an episode, zeros ``[1, batch, hidden]``."""
-        zeros = torch.zeros(1, batch, self.shape.hidden_dim, device=self.blueprints.null_index.device)
+    def get_initial_hidden(self, batch: int, device: torch.device | str | None = None) -> Hidden:
+        """Return the LSTM state at the start of an episode, zeros ``[layer, batch, hidden]``.
+
+        Args:
+            batch: Number of environments.
+            device: Device of the zeros; the device of the network if not given.
+        """
+        device = self.blueprints.null_index.device if device is None else device
+        zeros = torch.zeros(1, batch, self.shape.hidden_dim, device=device)
         return zeros, zeros.clone()
+
+    @property
+    def max_entropies(self) -> dict[str, float]:
+        """Largest entropy that each head can have, by name of the head: log(number of values), but at least
+        1."""
+        sizes = zip(HEAD_NAMES, self.sizes, strict=True)
+        return {name: max(math.log(size), 1.0) for name, size in sizes}
 
     # --- embedding and LSTM ---------------------------------------------------------------------------
 
@@ -211,12 +192,12 @@ class FactoredRecurrentActorCritic(nn.Module):
 
         Args:
             state: Observations ``[batch, seq, state_dim]``.
-            blueprint_indices: ``[batch, seq, slot]``, -1 for empty slots.
+            blueprint_indices: Blueprint of every slot ``[batch, seq, slot]``, -1 for empty slots.
             hidden: LSTM state before the first step.
-            fresh: Bool ``[batch, seq]``, steps that begin an episode; None if there are none.
+            fresh: Bool ``[batch, seq]``, whether a step begins an episode; None if no step does.
 
         Returns:
-            Features ``[batch, seq, hidden]`` and the LSTM state after the last step.
+            LSTM outputs ``[batch, seq, hidden]`` and the LSTM state after the last step.
         """
         blueprints = self.blueprints(blueprint_indices).flatten(start_dim=-2)
         x = self.features(torch.cat([state, blueprints], dim=-1))
@@ -235,13 +216,13 @@ class FactoredRecurrentActorCritic(nn.Module):
         return self.norm(torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]), hidden
 
     def head_logits(self, head: Head, encoded: Tensor, *chosen: Tensor) -> Tensor:
-        """Return logits ``[..., values]`` of one head, given the op and slot chosen before."""
-        context = [F.one_hot(c, width).float() for c, width in zip(chosen, self._context(head), strict=False)]
+        """Return logits ``[..., value]`` of one head, given ``chosen``, the op and the slot."""
+        context = [_one_hot(c, width) for c, width in zip(chosen, self._context(head), strict=False)]
         return self.heads[HEAD_NAMES[head]](torch.cat([encoded, *context], dim=-1))
 
     def _value(self, encoded: Tensor, op: Tensor) -> Tensor:
         if self.shape.critic == "op_value":
-            encoded = torch.cat([encoded, F.one_hot(op, NUM_OPS).float()], dim=-1)
+            encoded = torch.cat([encoded, _one_hot(op, NUM_OPS)], dim=-1)
         return self.value_head(encoded).squeeze(-1)
 
     # --- decisions and values -----------------------------------------------------------------
@@ -253,26 +234,28 @@ class FactoredRecurrentActorCritic(nn.Module):
         hidden: Hidden | None = None,
         op: Tensor | None = None,
         slot: Tensor | None = None,
+        op_for_value: Tensor | None = None,
         **masks: Tensor,
     ) -> dict[str, Tensor | Hidden]:
-        """Return the logits of all heads, the value and the LSTM state, for inspection of a policy.
+        """Return the logits of all heads, the critic's value and the LSTM state, for inspection of a policy.
 
-        Rollout and update call ``get_action`` and ``evaluate_actions`` instead.
+        Rollouts call ``get_action`` and policy updates ``evaluate_actions`` instead of ``forward``.
 
         Args:
             state: Observations ``[batch, seq, state_dim]``.
-            blueprint_indices: ``[batch, seq, slot]``, -1 for empty slots.
+            blueprint_indices: Blueprint of every slot ``[batch, seq, slot]``, -1 for empty slots.
             hidden: LSTM state before the first step; zeros if not given.
             op: Op ``[batch, seq]`` that the other heads are conditioned on; sampled with torch's global
                 generator if not given.
-            slot: Slot ``[batch, seq]`` that heads after op and slot are conditioned on; sampled if not given.
-            masks: Bool tensors ``[batch, seq, values]`` by name: ``op_mask``, ``slot_mask``,
+            slot: Slot ``[batch, seq]`` that the heads after the slot head are conditioned on; sampled if not
+                given.
+            op_for_value: Op ``[batch, seq]`` that the critic's value is conditioned on; ``op`` if not given.
+            masks: Legal values, bool ``[batch, seq, value]``, by name: ``op_mask``, ``slot_mask``,
                 ``blueprint_mask``, ``style_mask``, ``tempo_mask``, ``alpha_target_mask``,
                 ``alpha_speed_mask``, ``alpha_curve_mask``. Masked values get the logit ``MASKED_LOG_PROB``.
 
         Returns:
-            ``{head}_logits [batch, seq, values]`` for every head, ``value [batch, seq]``, ``hidden``, ``op``
-            and ``slot``.
+            Dictionary with ``{head}_logits [batch, seq, value]``, ``value``, ``hidden``, ``op`` and ``slot``.
         """
         unknown = masks.keys() - {f"{name}_mask" for name in HEAD_NAMES}
         if unknown:
@@ -288,7 +271,8 @@ class FactoredRecurrentActorCritic(nn.Module):
             if head <= Head.SLOT:
                 chosen.append(_drawn(logits) if given is None else given)
         op, slot = chosen
-        return {**result, "value": self._value(encoded, op), "hidden": hidden, "op": op, "slot": slot}
+        value = self._value(encoded, op if op_for_value is None else op_for_value)
+        return {**result, "value": value, "hidden": hidden, "op": op, "slot": slot}
 
     def get_action(
         self,
@@ -300,15 +284,17 @@ class FactoredRecurrentActorCritic(nn.Module):
         uniforms: Tensor | None = None,
         deterministic: bool = False,
     ) -> PolicyDecision:
-        """Return one decision per environment.
+        """Return one decision of the policy per environment, sampled or argmax, on the policy's device.
+
+        Nothing is read from the device; ``decide`` checks that every head had a legal value.
 
         Args:
             state: Observations ``[env, state_dim]``.
-            blueprint_indices: ``[env, slot]``, -1 for empty slots.
-            hidden: LSTM state.
-            masks: Legal actions.
-            uniforms: Random numbers ``[env, 8]`` in [0, 1), one per head; needed unless ``deterministic``.
-            deterministic: Take the most probable value of each head.
+            blueprint_indices: Blueprint of every slot ``[env, slot]``, -1 for empty slots.
+            hidden: LSTM state before the decision.
+            masks: Legal actions of every environment.
+            uniforms: Random numbers ``[env, head]`` in [0, 1) for sampling; needed unless ``deterministic``.
+            deterministic: Choose the most probable value of each head instead of sampling.
         """
         if self._held:
             masks = masks.holding(self._held)
@@ -320,9 +306,8 @@ class FactoredRecurrentActorCritic(nn.Module):
         used = []
         for head in Head:
             mask = masks.of_head(head, actions)
-            masks.check(head, mask)
             logits = self.head_logits(head, encoded, actions[:, Head.OP], actions[:, Head.SLOT])
-            distribution = MaskedCategorical(logits, mask)
+            distribution = MaskedCategorical(logits, mask, validate=False)
             if deterministic:
                 actions[:, head] = distribution.mode
             elif uniforms is None:
@@ -344,16 +329,19 @@ class FactoredRecurrentActorCritic(nn.Module):
         masks: Tensor,
         hidden: Hidden,
         fresh: Tensor,
+        sampled_op: Tensor | None = None,
     ) -> ActionEvaluation:
-        """Evaluate stored decisions ``[env, step, …]`` with the present weights.
+        """Return probabilities and values of stored decisions ``[env, step, …]`` under the present weights.
 
         Args:
             state: Observations ``[env, step, state_dim]``.
-            blueprint_indices: ``[env, step, slot]``, -1 for empty slots.
-            actions: ``[env, step, 8]``.
+            blueprint_indices: Blueprint of every slot ``[env, step, slot]``, -1 for empty slots.
+            actions: Chosen value of every head, ``[env, step, head]``.
             masks: Legal values of all heads, concatenated: ``[env, step, sum of head sizes]``.
             hidden: LSTM state before the first step.
-            fresh: Bool ``[env, step]``, steps that begin an episode.
+            fresh: Bool ``[env, step]``, whether a step begins an episode.
+            sampled_op: Op ``[env, step]`` that the critic's value is conditioned on; the op in ``actions`` if
+                not given.
         """
         encoded, _ = self.encode(state, blueprint_indices, hidden, fresh)
         op, slot = actions[..., Head.OP], actions[..., Head.SLOT]
@@ -367,13 +355,13 @@ class FactoredRecurrentActorCritic(nn.Module):
             torch.stack(log_probs, dim=-1),
             torch.stack(entropies, dim=-1),
             torch.stack(choices, dim=-1),
-            self._value(encoded, op),
+            self._value(encoded, op if sampled_op is None else sampled_op),
         )
 
     def get_value(
         self, state: Tensor, blueprint_indices: Tensor, hidden: Hidden, op: Tensor | None = None
     ) -> Tensor:
-        """Return the value ``[env]`` of a state; the critic ``op_value`` needs ``op [env]``."""
+        """Return the critic's value ``[env]`` of a state; the critic ``op_value`` also needs ``op [env]``."""
         encoded, _ = self.encode(state.unsqueeze(1), blueprint_indices.unsqueeze(1), hidden)
         if self.shape.critic == "op_value" and op is None:
             raise ValueError("an op-conditioned critic needs the op that will be taken")
@@ -381,6 +369,15 @@ class FactoredRecurrentActorCritic(nn.Module):
         return self._value(encoded.squeeze(1), unused if op is None else op)
 
 
+def _one_hot(values: Tensor, width: int) -> Tensor:
+    """Return one-hot vectors ``[..., width]``; ``torch.nn.functional.one_hot`` reads the values on a CPU."""
+    return (values.unsqueeze(-1) == torch.arange(width, device=values.device)).float()
+
+
 def _drawn(logits: Tensor) -> Tensor:
     uniform = torch.rand(logits.shape[:-1], device=logits.device)
     return MaskedCategorical(logits, logits > MASKED_LOG_PROB).sample(uniform)
+
+
+FactoredRecurrentActorCriticV2 = FactoredRecurrentActorCritic
+"""Name of the network in the specification."""

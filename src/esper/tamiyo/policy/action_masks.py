@@ -1,9 +1,11 @@
-"""Masks of the eight heads, derived from the legal (op, slot) pairs and ``HEADS_OF_OP``."""
+"""Masks of legal values for the eight heads of an action, derived from the legal pairs (op, slot)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,28 +28,28 @@ from esper.tamiyo.policy.distributions import EmptyMaskError
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
-    """Legal actions of every environment, from which the mask of each head follows."""
+    """Legal actions of every environment, from which the mask of legal values of each head is computed."""
 
     slot_by_op: Tensor
-    """Legal pairs ``[env, op, slot]``, see ``legal_slots_by_op``."""
+    """Whether each op is legal on each slot, bool ``[env, op, slot]``."""
     blueprint: Tensor
-    """Selectable blueprints of the host, ``[env, blueprint]``."""
+    """Whether each blueprint is selectable for the host, bool ``[env, blueprint]``."""
     alpha_is_zero: Tensor
-    """Slots ``[env, slot]`` with alpha 0, whose removal needs no ramp."""
+    """Whether the alpha of each slot is 0, bool ``[env, slot]``; pruning a seed at alpha 0 needs no ramp."""
     stages: Tensor
-    """Stages ``[env, slot]`` for error messages."""
+    """Stage of every slot, ``[env, slot]``, for error messages."""
     held: frozenset[int] = frozenset()
-    """Heads fixed at their canonical value even where the op reads them."""
+    """Heads that are fixed at their canonical value even if the op reads them."""
 
     @property
     def op(self) -> Tensor:
-        """Mask of the op head, ``[env, op]``."""
+        """Mask of the op head, bool ``[env, op]``."""
         return self.slot_by_op.any(dim=-1)
 
     def of_head(self, head: int, chosen: Tensor) -> Tensor:
-        """Return the mask ``[env, values]`` of one head, given the earlier heads in ``chosen [env, 8]``.
+        """Return the mask ``[env, value]`` of one head, given the earlier heads in ``chosen [env, head]``.
 
-        The only legal value of a head that the op does not read is its canonical value.
+        If the op does not read a head, the canonical value is the only legal value of that head.
         """
         if head == Head.OP:
             return self.op
@@ -65,7 +67,7 @@ class ActionMasks:
         return torch.where(is_read.unsqueeze(-1), free, canonical[head])
 
     def holding(self, heads: frozenset[int]) -> ActionMasks:
-        """Return masks that fix ``heads`` at their canonical value, blueprint at the first selectable one."""
+        """Return masks that fix ``heads`` at canonical values (blueprint: its first selectable value)."""
         legal, blueprint = self.slot_by_op.clone(), self.blueprint.clone()
         if Head.OP in heads:
             legal[:, CANONICAL_ACTION[Head.OP] + 1 :] = False
@@ -77,15 +79,25 @@ class ActionMasks:
         return replace(self, slot_by_op=legal, blueprint=blueprint, held=held)
 
     def to(self, device: torch.device) -> ActionMasks:
-        """Return the masks on ``device``."""
+        """Return a copy of the masks on ``device``."""
+        return self._each(lambda tensor: tensor.to(device))
+
+    def of_envs(self, envs: slice) -> ActionMasks:
+        """Return the masks of the environments ``envs`` alone."""
+        return self._each(lambda tensor: tensor[envs])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> ActionMasks:
         names = ("slot_by_op", "blueprint", "alpha_is_zero", "stages")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **changed)
 
     def check(self, head: int, mask: Tensor) -> None:
-        """Raise ``EmptyMaskError`` if a row of ``mask [env, values]`` has no legal value."""
-        legal = mask.any(dim=-1)
+        """Raise ``EmptyMaskError`` if an environment has no legal value in ``mask [env, value]``, a tensor on
+        the CPU like the masks.
+        """
+        legal = mask.numpy().any(axis=-1)
         if not legal.all():
-            env = int((~legal).nonzero()[0, 0])
+            env = int(legal.argmin())
             stages = ", ".join(STAGE_NAMES[stage] for stage in self.stages[env].tolist())
             raise EmptyMaskError(
                 f"head {HEAD_NAMES[head]} of environment {env} has no legal value; its slots are {stages}"
@@ -94,7 +106,7 @@ class ActionMasks:
 
 @cache
 def _tables(num_slots: int, device: torch.device) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return ``HEADS_OF_OP`` as a tensor, and the mask of the canonical value of each head."""
+    """Return which heads each op reads, bool ``[op, head]``, and the mask of each head's canonical value."""
     read = torch.from_numpy(HEADS_OF_OP.copy()).to(device)
     canonical = tuple(
         torch.arange(size, device=device) == int(value)
@@ -104,7 +116,7 @@ def _tables(num_slots: int, device: torch.device) -> tuple[Tensor, tuple[Tensor,
 
 
 def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
-    """Return the masks of all environments of ``table``."""
+    """Return the legal actions of all environments of the slot table ``table``."""
     blueprint = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
     blueprint[list(space.blueprints)] = True
     masks = ActionMasks(
@@ -119,5 +131,5 @@ def compute_batch_masks(table: SlotTable, space: ActionSpace) -> ActionMasks:
 
 
 def compute_action_masks(table: SlotTable, env: int, space: ActionSpace) -> ActionMasks:
-    """Return the masks of one environment, as a batch of one."""
+    """Return the legal actions of environment ``env``, as masks with a first axis of length 1."""
     return compute_batch_masks(table.row(env), space)

@@ -1,7 +1,8 @@
-"""Policy checkpoints: weights as safetensors, description as JSON. Loading runs no code from the files.
+"""Policy checkpoints: weights as safetensors, description of the policy as JSON.
 
-The description holds a SHA-256 digest of itself and the weights, since neither safetensors nor JSON detects a
-flipped bit. A folder of several files can be sealed with a digest of each file.
+Loading a checkpoint runs no code from its files. The description of a policy includes a SHA-256 digest of its
+other entries and of the weights, since neither safetensors nor JSON detects a flipped bit. A checkpoint of
+several files has a seal, a file with the digest of every other file.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 
 class CheckpointError(EsperError):
-    """A checkpoint is missing, damaged, or does not fit the present run or version."""
+    """Error: a checkpoint is missing, damaged, or does not fit the present run or version."""
 
 
 # --- policies -------------------------------------------------------------------------------------
@@ -38,7 +39,7 @@ class CheckpointError(EsperError):
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """Settings of the episodes that a policy was trained on; evaluations report different settings."""
+    """Settings of a policy's training episodes; an evaluation with other settings reports the difference."""
 
     task: str
     slots: int
@@ -48,7 +49,7 @@ class TrainedOn:
     budget: int | None = None
 
     def differences(self, **settings: object) -> str:
-        """Describe the ``settings`` that differ from the training; empty if all are equal."""
+        """Describe the ``settings`` that differ from those of the training; empty if none differs."""
         trained = asdict(self)
         names = [name for name, value in settings.items() if value != trained[name]]
         return ", ".join(f"{name} {settings[name]} (trained on {trained[name]})" for name in names)
@@ -57,10 +58,10 @@ class TrainedOn:
 def save_policy(
     policy: FactoredRecurrentActorCritic, directory: Path, trained_on: TrainedOn | None = None
 ) -> None:
-    """Write weights and description: shape, feature names and settings of the training.
+    """Write the weights of a policy, and its description: shape, feature names and training settings.
 
     An existing policy of the same shape is replaced atomically: while the weights file is replaced, the
-    description holds the digests of old and new weights, so either file of weights can be loaded.
+    description has the digests of old and new weights, so that old and new weights can be loaded.
     """
     bound = {
         "shape": asdict(policy.shape),
@@ -85,7 +86,8 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
     """Read a policy from its folder.
 
     Raises:
-        CheckpointError: The checkpoint is missing or damaged, or has other feature names than this version.
+        CheckpointError: The policy is missing or damaged, or was trained on other features than this version
+            computes.
     """
     directory = Path(directory)
     bound, weights = _read_policy(directory)
@@ -98,7 +100,7 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
 
 
 def read_training(directory: Path | str) -> TrainedOn | None:
-    """Return the training settings of the policy in ``directory``; ``None`` if an older version wrote it."""
+    """Return the training settings of the policy in ``directory``; ``None`` if they were not stored."""
     directory = Path(directory)
     bound, _ = _read_policy(directory)
     if bound.get("trained_on") is None:
@@ -119,7 +121,7 @@ def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
     weights = read_bytes(directory / POLICY_FILE)
     digests = bound.get("sha256")
     if not isinstance(digests, list) or _digest_of_policy(bound, weights) not in digests:
-        # A training replaced the policy between the reads of its two files.
+        # If the description has changed, a training replaced the policy between the two reads; read again.
         if read_json(directory / SHAPE_FILE) != bound:
             return _read_policy(directory)
         raise CheckpointError(
@@ -130,7 +132,7 @@ def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
 
 def _digest_of_policy(bound: Mapping[str, Any], weights: bytes) -> str:
     known = [bound.get("shape"), bound.get("features")]
-    if bound.get("trained_on") is not None:  # Policies of older versions have no training settings.
+    if bound.get("trained_on") is not None:  # Older versions of Esper stored no training settings.
         known.append(bound["trained_on"])
     description = json.dumps(known, sort_keys=True)
     return hashlib.sha256(description.encode() + weights).hexdigest()
@@ -147,14 +149,14 @@ def _digests_in(path: Path) -> list[str]:
 def _build(
     shape: PolicyShape, tensors: Mapping[str, Tensor], directory: Path
 ) -> FactoredRecurrentActorCritic:
-    """Build the network of ``shape``; raises ``CheckpointError`` if ``tensors`` do not fit it."""
+    """Build the policy network of ``shape``; raises ``CheckpointError`` if ``tensors`` do not fit it."""
     sizes = asdict(shape)
     largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
     for name, size in sizes.items():
-        if isinstance(size, int) and size > largest:  # Sizes are checked before memory is allocated.
+        if isinstance(size, int) and size > largest:  # Refuse a wrong size before memory is allocated.
             raise _misfit(directory, f"{name} is {size}")
     try:
-        with torch.random.fork_rng(devices=[]):  # Initial weights are drawn from the global random generator.
+        with torch.random.fork_rng(devices=[]):  # Initial weights must not change the global random state.
             policy = FactoredRecurrentActorCritic(**sizes)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
@@ -193,13 +195,13 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
 
 
 def seal(directory: Path, names: Sequence[str]) -> None:
-    """Write a seal, the SHA-256 of each file; call it last, since a seal marks a complete checkpoint."""
+    """Write the SHA-256 of each file into a seal file, which marks the checkpoint as complete."""
     digests = {name: _digest_of_file(directory / name) for name in names}
     write_durably(directory / SEAL_FILE, (json.dumps(digests, indent=1) + "\n").encode())
 
 
 def check_seal(directory: Path, names: Sequence[str]) -> None:
-    """Raise ``CheckpointError`` with the name of the first file whose SHA-256 differs from the seal."""
+    """Raise ``CheckpointError`` for the first file whose SHA-256 differs from that in the seal file."""
     digests = read_json(directory / SEAL_FILE)
     if digests.keys() != set(names):
         raise CheckpointError(f"'{directory / SEAL_FILE}' is damaged: it must name {', '.join(names)}")

@@ -11,15 +11,15 @@ from esper.tamiyo.policy.observer import Observation, Observer
 
 
 class PolicyController:
-    """Takes the most probable action of a trained policy, with one LSTM state per environment.
+    """Controller that takes the most probable action of a trained policy in every environment.
 
     Args:
         space: Action space of the hosts.
         num_envs: Number of environments.
         policy: Trained policy.
         shown: Observations of another episode, shown to the policy in place of the present episode; legal
-            actions are still those of the present episode. An open-loop policy decides the same, a policy
-            that reacts to observations gets worse.
+            actions are still those of the present episode. A policy that ignores its observations decides the
+            same with ``shown``; a policy that reacts to them gets worse.
     """
 
     name = "ppo"
@@ -44,13 +44,13 @@ class PolicyController:
         self._observer.reset()
         self._hidden = self._policy.get_initial_hidden(self._num_envs)
         self.observations: list[Observation] = []
-        """Observations of the present episode by step."""
+        """Observations of the present episode, one per step."""
 
     def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
         seen = self._observer.observe(facts, table, self._space)
         self.observations.append(seen)
         if self._shown:
-            # The last observation of a shorter shown episode is repeated.
+            # If the shown episode is shorter, its last observation is repeated.
             other = self._shown[min(len(self.observations), len(self._shown)) - 1]
             seen = other._replace(masks=seen.masks)
         decision = decide(self._policy, seen, self._hidden)
@@ -59,27 +59,50 @@ class PolicyController:
 
 
 def decide(
-    policy: FactoredRecurrentActorCritic, seen: Observation, hidden: Hidden, uniforms: Tensor | None = None
+    policy: FactoredRecurrentActorCritic,
+    seen: Observation,
+    hidden: Hidden,
+    uniforms: Tensor | None = None,
+    *,
+    at_once: int | None = None,
 ) -> PolicyDecision:
-    """Return the decision of the policy, sampled with ``uniforms [env, 8]``, argmax without ``uniforms``.
+    """Return the policy's decision for every environment, in one copy from the policy's device to the CPU.
 
-    Inputs are copied to the device of the policy, the decision to the CPU.
+    Args:
+        policy: Policy network.
+        seen: Observation of all environments.
+        hidden: LSTM state before the decision, on any device; that of the decision stays on the policy's.
+        uniforms: Random numbers ``[env, head]`` for sampling; the decision is argmax without them.
+        at_once: Environments per forward pass, all unless given. The last bits of a decision depend on it.
+
+    Raises:
+        EmptyMaskError: A head of an environment has no legal value.
     """
     device = next(policy.parameters()).device
-    seen, memory = seen.to(device), (hidden[0].to(device), hidden[1].to(device))
-    with torch.no_grad():
-        decision = policy.get_action(
-            *seen[:2],
-            memory,
-            seen.masks,
-            uniforms=None if uniforms is None else uniforms.to(device),
-            deterministic=uniforms is None,
-        )
-    return decision.cpu()
+    sent, memory = seen.to(device), [state.to(device) for state in hidden]
+    uniforms = None if uniforms is None else uniforms.to(device)
+    count, parts = len(seen.features), []
+    for first in range(0, count, at_once or count):
+        envs = slice(first, first + (at_once or count))
+        own = sent.of_envs(envs)
+        with torch.no_grad():
+            part = policy.get_action(
+                own.features,
+                own.blueprint_indices,
+                (memory[0][:, envs].clone(), memory[1][:, envs].clone()),
+                own.masks,
+                uniforms=None if uniforms is None else uniforms[envs],
+                deterministic=uniforms is None,
+            )
+        parts.append(part)
+    decision = PolicyDecision.read(parts)
+    for head, mask in enumerate(decision.masks.split(list(policy.sizes), dim=-1)):
+        seen.masks.check(head, mask)
+    return decision
 
 
 def policy_outputs(decision: PolicyDecision, sizes: Sequence[int]) -> list[PolicyOutput]:
-    """Convert a decision to plain numbers, one item per environment; ``sizes`` are the sizes of the heads."""
+    """Return the policy output of each environment as plain numbers; ``sizes`` are the head widths."""
     masked = torch.stack([~mask.all(dim=-1) for mask in decision.masks.split(list(sizes), dim=-1)], dim=-1)
     columns = (masked, decision.log_probs, decision.op_probs, decision.value)
     return [PolicyOutput(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]

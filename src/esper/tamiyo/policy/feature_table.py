@@ -1,4 +1,4 @@
-"""Table of all observation features: source, scale, range and value if not measured.
+"""Table of all features of an observation: source, scale, range, and value if not measured.
 
 A feature is clip(raw value · scale, low, high); NaN, the value of a missing measurement, becomes ``unknown``.
 """
@@ -20,7 +20,7 @@ from esper.leyline.stages import IN_FORWARD, NUM_STAGES, Stage
 from esper.tamiyo.tracker import loss_slope
 
 BOUND: Final = 2.0
-"""Largest absolute value of any feature."""
+"""Largest absolute value of any feature of an observation."""
 _MAX_RAMP: Final = 8.0
 _LOG_LOSS: Final = math.log(11.0)
 _TINY: Final = 1e-6
@@ -30,17 +30,17 @@ Array = NDArray[Any]
 
 
 class Shared(NamedTuple):
-    """Arrays ``[env, slot]`` that several slot features use."""
+    """Arrays ``[env, slot]`` from which several slot features are computed."""
 
     active: Array
-    """Flags of slots that are not DORMANT, 1 or 0 in float32."""
+    """1 for slots that are not DORMANT, else 0, in float32."""
     ramping: Array
     ramp_left: Array
-    """Epochs until alpha has reached its target."""
+    """Number of epochs until the alpha of a slot has reached its target."""
     weights: Array
-    """Alpha of seeds in the forward pass, 0 elsewhere."""
+    """Alpha of seeds in the forward pass, 0 for all other slots."""
     weights_so_far: Array
-    """Cumulative sum of ``weights`` over the slots, upstream first."""
+    """Cumulative sum of the alphas in ``weights`` over the slots, from upstream to downstream."""
 
     @classmethod
     def of(cls, table: SlotTable) -> Shared:
@@ -56,12 +56,12 @@ Source = Callable[[TrainingSignals, SlotTable, Shared], Array]
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One or more neighbouring columns of the observation with a common source."""
+    """One or more neighbouring columns of an observation that are computed by one function."""
 
     names: str
-    """Names of the columns, one word per column."""
+    """Names of the observation columns, separated by spaces."""
     source: Source
-    """Raw values: ``[env]``, or ``[env, slot]`` for slot features, with one more axis for several columns."""
+    """Function that returns raw values, ``[env]`` or ``[env, slot]``; several columns have one more axis."""
     scale: float = 1.0
     low: float = -BOUND
     high: float = BOUND
@@ -86,7 +86,7 @@ def _parameter_use(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
 
 
 def _shares(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Return ``[env, 4]``: shares of the slots that are not empty, in TRAINING, BLENDING and HOLDING."""
+    """Return the shares of slots that are not empty, in TRAINING, in BLENDING and in HOLDING."""
     return np.add.reduce(_COUNTED.take(t.stage, axis=0), axis=1) / t.num_slots
 
 
@@ -97,7 +97,8 @@ _IN_FORWARD: Final = IN_FORWARD.astype(np.float64)
 _COUNTED: Final = np.stack(
     [_ACTIVE, *_STAGES[[Stage.TRAINING, Stage.BLENDING, Stage.HOLDING]]], axis=1, dtype=np.float64
 )
-"""Contribution of a slot in each stage to the four counts in ``_shares``, ``[stage, 4]``."""
+"""Array ``[stage, 4]`` of 0 and 1: whether a slot in that stage is not empty, is in TRAINING, is in BLENDING,
+is in HOLDING."""
 _OPERATORS: Final = np.array([0.5 * operator for operator in STYLE_OPERATORS], dtype=np.float32)
 
 BASE_FEATURES: Final = (
@@ -122,7 +123,7 @@ BASE_FEATURES: Final = (
     Feature("last_success", lambda s, t, x: s.facts.last_success),
     Feature(_numbered("last_op", NUM_OPS), lambda s, t, x: _OPS.take(s.facts.last_op, axis=0)),
 )
-"""Features of the host and the episode."""
+"""Features of the host and of the episode, the first columns of an observation."""
 
 
 def _alpha_mode(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
@@ -166,11 +167,11 @@ SLOT_FEATURES: Final = (
     Feature("downstream_alpha", _downstream, 1 / 3, 0.0, 1.0),
     Feature("freshness", _freshness),
 )
-"""Features of one slot, all 0 while the slot is empty."""
+"""Features of one slot; all of them are 0 while the slot is empty."""
 
 
 def _trend(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    """Return the relative loss reduction that the present slope predicts for the rest of the episode."""
+    """Return the relative loss reduction in the rest of the episode if the loss keeps its present slope."""
     slope = loss_slope(s.loss_history, s.facts.epoch)
     return slope * (s.facts.max_epochs - s.facts.epoch) / np.maximum(s.facts.val_loss, _TINY)
 
@@ -196,5 +197,5 @@ CONTEXT_FEATURES: Final = (
 )
 """Optional dimensionless features that distinguish task instances of different size and budget.
 
-The used share of the budget is the base feature ``progress``.
+The used share of the budget is not among the context features, since it is the base feature ``progress``.
 """

@@ -1,6 +1,6 @@
 """Observations of a policy, computed from the feature table for all environments at once.
 
-Sizes and names of features are derived from the feature table; a policy checkpoint stores the names.
+Number and names of the features are derived from the feature table; a policy checkpoint stores the names.
 """
 
 from functools import cache
@@ -20,7 +20,7 @@ CONTEXT_SIZE: Final = sum(len(feature.columns) for feature in CONTEXT_FEATURES)
 
 @cache
 def _layout(num_slots: int, context: bool) -> tuple[tuple[str, ...], Array]:
-    """Return column names, and ``[4, column]``: scale, low, high and unknown value of each column."""
+    """Return the names of an observation's columns, and scale, low, high and unknown value of each."""
     columns = [(name, feature) for feature in BASE_FEATURES for name in feature.columns]
     columns += [
         (f"slot{slot}.{name}", feature)
@@ -34,7 +34,7 @@ def _layout(num_slots: int, context: bool) -> tuple[tuple[str, ...], Array]:
 
 
 def get_feature_size(slot_config: SlotConfig, context: bool = False) -> int:
-    """Return the length of one observation."""
+    """Return the number of features of an observation."""
     return BASE_SIZE + SLOT_SIZE * slot_config.num_slots + CONTEXT_SIZE * context
 
 
@@ -54,15 +54,16 @@ def batch_obs_to_features(
     """Return the observations of all environments.
 
     Args:
-        signals: Facts and trends of the last epoch.
-        reports: Slot table.
-        slot_config: Slots of the observation.
-        device: Device of the result.
-        context: Append the context features.
+        signals: Facts of the last epoch, and trends over the last epochs.
+        reports: Slot table of all environments.
+        slot_config: Names of the slots in the observation.
+        device: Device of the returned tensors.
+        context: Whether to append the context features.
 
     Returns:
-        Features ``[env, 31 + 30·slots]`` float32 (6 more with ``context``), and blueprint indices
-        ``[env, slot]``, -1 for empty slots.
+        Two tensors: features ``[env, feature]`` in float32, and the blueprint index of every slot
+        ``[env, slot]``, -1 for empty slots. There are 31 features, 30 more for each slot, and 6 more with
+        ``context``.
     """
     num_envs, num_slots = reports.num_envs, slot_config.num_slots
     scale, low, high, unknown = _layout(num_slots, context)[1]
@@ -71,7 +72,7 @@ def batch_obs_to_features(
     end = BASE_SIZE + SLOT_SIZE * num_slots
     slots = obs[:, BASE_SIZE:end].reshape(num_envs, num_slots, SLOT_SIZE)
     blocks = ((obs, BASE_FEATURES), (slots, SLOT_FEATURES), (obs[:, end:], CONTEXT_FEATURES * context))
-    # Values beyond float32 become inf and are clipped; inf - inf is NaN and becomes the unknown value.
+    # Raw values beyond float32 become inf and are clipped; inf − inf is NaN and becomes ``Feature.unknown``.
     with np.errstate(over="ignore", invalid="ignore"):
         for block, table in blocks:
             column = 0

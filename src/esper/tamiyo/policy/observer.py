@@ -1,7 +1,7 @@
-"""Observations of a policy: facts and slot table in, tensors out.
+"""Observations of a policy, computed from the facts of an epoch and the slot table.
 
-The capacity of a policy is the number of slots in its observation. For a model with fewer slots the remaining
-slots of the observation are empty and have no legal op.
+The capacity of a policy is the number of slots in its observation. For a model with fewer slots than the
+capacity, the remaining slots of the observation are empty and have no legal op.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from esper.tamiyo.tracker import SignalTracker
 
 
 class CapacityError(EsperError):
-    """A model has more slots than the capacity of the policy."""
+    """Error: a model has more slots than the capacity of the policy."""
 
 
 def check_capacity(num_slots: int, capacity: int) -> None:
@@ -31,26 +31,30 @@ def check_capacity(num_slots: int, capacity: int) -> None:
 
 
 class Observation(NamedTuple):
-    """Observation of all environments."""
+    """Observation of all environments: the inputs of a policy for one decision."""
 
     features: Tensor
-    """Features ``[env, features]``."""
+    """Scaled and clipped features ``[env, feature]``."""
     blueprint_indices: Tensor
-    """Blueprint indices ``[env, slot]``, -1 for empty slots."""
+    """Index of the blueprint in every slot ``[env, slot]``, -1 for empty slots."""
     masks: ActionMasks
 
     def to(self, device: torch.device) -> Observation:
         return Observation(self.features.to(device), self.blueprint_indices.to(device), self.masks.to(device))
 
+    def of_envs(self, envs: slice) -> Observation:
+        """Return the observation of the environments ``envs`` alone."""
+        return Observation(self.features[envs], self.blueprint_indices[envs], self.masks.of_envs(envs))
+
 
 class Observer:
-    """Computes the observations of a vector of episodes, with trends tracked over the epochs.
+    """Computes the observations of several environments, including trends over the last epochs.
 
     Args:
         num_envs: Number of environments.
-        num_slots: Slots of the model.
-        capacity: Slots of the observation, at least ``num_slots``.
-        context: Append the context features.
+        num_slots: Number of slots of the model.
+        capacity: Number of slots in an observation, at least ``num_slots``.
+        context: Whether to append the context features.
     """
 
     def __init__(self, num_envs: int, num_slots: int, capacity: int, *, context: bool = False) -> None:

@@ -19,7 +19,7 @@ RECORD: Final = 1 + 3 * 32 * 32
 
 
 def read_cifar_binary(folder: Path, *, records: int = 10_000) -> tuple[LabelledImages, LabelledImages]:
-    """Return training and test images; every file must have exactly ``records`` records.
+    """Return training and test images of CIFAR-10; every file must have exactly ``records`` records.
 
     CIFAR-10 files have no header, so a file that was cut between two records is only detected by the number
     of records.

@@ -15,10 +15,10 @@ def find_data(name: str, hint: str) -> Path:
 
     Args:
         name: Name of the data set.
-        hint: Instruction for the error message: how to install the data set.
+        hint: Instruction how to install the data set, for the error message.
 
     Raises:
-        DataError: No folder has the data set, or it may not be read.
+        DataError: No data folder has the data set, or the data set may not be read.
     """
     places = _places(name)
     for place in places:
@@ -30,8 +30,9 @@ def find_data(name: str, hint: str) -> Path:
 
 
 def _places(name: str) -> list[Path]:
-    """Return the candidate data folders in order; by the XDG standard an empty variable is unset and relative
-    entries are ignored.
+    """Return the paths at which the data set ``name`` is searched, in order.
+
+    By the XDG standard, relative folders in ``XDG_DATA_DIRS`` are ignored.
     """
     own = os.environ.get("ESPER_DATA")
     shared = os.environ.get("XDG_DATA_DIRS") or DEFAULT_DATA_DIRS

@@ -1,4 +1,4 @@
-"""Access to files and folders; errors of the operating system become a ``DataError`` here."""
+"""Reading of files and folders; errors of the operating system are raised as ``DataError``."""
 
 import gzip
 import os
@@ -13,7 +13,7 @@ from esper.leyline.errors import DataError
 
 AGAIN: Final = "copy or download it again"
 GZIP: Final = b"\x1f\x8b"
-GREATEST_RATIO: Final = 1032  # Largest compression ratio of deflate: 258 bytes in two bits.
+GREATEST_RATIO: Final = 1032  # Largest compression ratio of the deflate format: 258 bytes in two bits.
 
 FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
     FileNotFoundError: ("does not exist", "put it there or name another path"),
@@ -25,10 +25,11 @@ FOUND_AND_TO_DO: Final[dict[type[Exception], tuple[str, str]]] = {
 
 @contextmanager
 def refusals(path: Path, wanted: str) -> Iterator[None]:
-    """Convert errors of the operating system into a DataError: ``wanted`` is expected at ``path``.
+    """Convert errors of the operating system into a DataError with the text that ``wanted`` was expected at
+    ``path``.
 
-    Only calls to the operating system may run inside the context: a ``ValueError`` is reported as an invalid
-    path.
+    Only calls to the operating system may run inside the context, since any ``ValueError`` is reported as an
+    invalid path.
     """
     try:
         yield
@@ -48,7 +49,8 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def read_bytes(path: Path, wanted: str, *, limit: int = -1) -> bytearray:
-    """Return the first ``limit`` bytes of a file, all by default; allocates ``limit`` bytes at once."""
+    """Return at most ``limit`` bytes of a file, or all if ``limit`` is -1; memory for ``limit`` bytes is
+    allocated at once."""
     with refusals(path, wanted), open_file(path) as file:
         return bytearray(file.read(limit))
 

@@ -14,11 +14,11 @@ def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[Labe
     """Return all images as RGB, sorted by class and file name, and the class names.
 
     Args:
-        folder: Folder of class folders.
+        folder: Folder that has one folder of images per class.
         classes: Required number of classes; any number unless given.
 
     Raises:
-        DataError: There are no classes or not ``classes``, a file is no image, or the sizes differ.
+        DataError: The number of classes is 0 or not ``classes``, a file is no image, or image sizes differ.
     """
     class_folders = list_folder(folder, "a folder with one folder of images per class")
     if not class_folders:
@@ -50,7 +50,7 @@ def read_image_folder(folder: Path, *, classes: int | None = None) -> tuple[Labe
 
 
 def read_split_folders(folder: Path, *, classes: int | None = None) -> tuple[LabelledImages, LabelledImages]:
-    """Return training and test images from the folders ``train`` and ``test``, with the same classes."""
+    """Return training and test images from the folders ``train`` and ``test``, with equal classes."""
     train, train_names = read_image_folder(folder / "train", classes=classes)
     test, test_names = read_image_folder(folder / "test", classes=classes)
     if train_names != test_names:

@@ -24,7 +24,8 @@ def read_idx(path: Path) -> Tensor:
     promise = f"'{path}' promises {_times(shape)} values in its header"
     if count == 0:
         raise DataError(f"{promise}; at least one is needed: {AGAIN}")
-    # The size is checked before memory is allocated, because a damaged header can state any size.
+    # The size in the header is checked before memory is allocated, because a damaged header can state any
+    # size.
     if start + count > file_size(path, WANTED) * GREATEST_RATIO:
         raise DataError(f"{promise} and cannot hold them in its {file_size(path, WANTED)} bytes; {AGAIN}")
     content = read_content(path, WANTED, limit=start + count + 1)
@@ -79,7 +80,7 @@ def _read_ranked(path: Path, rank: int, meaning: str) -> Tensor:
 
 
 def _shape(path: Path, header: bytearray) -> tuple[int, ...]:
-    """Return the shape in an IDX header: two zeros, type of the values, rank, big-endian sizes."""
+    """Return the shape in an IDX header, which has two zero bytes, value type, rank and big-endian sizes."""
     if len(header) < 4:
         raise DataError(
             f"'{path}' holds {len(header)} bytes, too few for a header; {WANTED} needs 4: {AGAIN}"

@@ -1,4 +1,4 @@
-"""Reader of image files; the format is recognised by content, and incomplete files are refused.
+"""Reader of image files; the image format is recognised by content, and incomplete files are refused.
 
 Damage inside the pixel data of JPEG, BMP and WebP is not detected, because these formats have no checksum;
 the checksum of PNG is verified.
@@ -16,13 +16,14 @@ from esper.tolaria.readers.files import AGAIN, read_bytes
 
 WANTED: Final = "an image file"
 FORMATS: Final = ("PNG", "JPEG", "BMP", "WEBP")
-MAX_PIXELS: Final = 1 << 26  # At most 8192 × 8192 pixels; Pillow's own limit can be switched off.
+MAX_PIXELS: Final = 1 << 26  # Largest accepted image, 8192 × 8192 pixels; Pillow's limit can be disabled.
 EIGHT_BIT_MODES: Final = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-"""Pillow image modes with at most 8 bits per channel; Pillow would silently clip deeper pixels to 255."""
+"""Pillow image modes with at most 8 bits per channel; Pillow would silently clip pixels with more bits to
+255."""
 
 
 class Pixels(NamedTuple):
-    """Decoded image."""
+    """Pixels and size of a decoded image."""
 
     planes: bytes
     """Bytes of the image's pixels, channel by channel and row by row."""
@@ -39,11 +40,11 @@ def read_image(path: Path) -> Pixels:
     content = bytes(read_bytes(path, WANTED))
     try:
         with warnings.catch_warnings():
-            # Pillow only warns of suspiciously large images and of invalid metadata.
+            # Pillow only warns of suspiciously large images and invalid metadata; the warnings become errors.
             warnings.simplefilter("error", RuntimeWarning)
             warnings.simplefilter("error", UserWarning)
             with Image.open(BytesIO(content), formats=FORMATS) as image:
-                image.verify()  # verify() checks the checksums of a PNG.
+                image.verify()  # Image.verify() checks the checksums of a PNG file.
             with Image.open(BytesIO(content), formats=FORMATS) as image:
                 _check(image, path)
                 bands = _opaque(image, path).convert("RGB").split()
@@ -56,8 +57,8 @@ def read_image(path: Path) -> Pixels:
             f" convert it, {AGAIN}, or take it away"
         ) from error
     except Exception as error:
-        # The image file is in memory, so every exception is about its content; Pillow's decoders raise many
-        # types.
+        # The image file is in memory, so every exception is caused by its content; Pillow's decoders raise
+        # many types of exceptions.
         raise DataError(
             f"'{path}' cannot be decoded ({str(error) or type(error).__name__}); a whole image is expected"
             f" there: {AGAIN}, or save it anew with an image program"

@@ -1,4 +1,4 @@
-"""Labelled images that data set readers return, and the check of labels."""
+"""Type of the labelled images that data set readers return, and a check of the labels."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class LabelledImages(NamedTuple):
 
 
 def check_labels(labels: Tensor, classes: int, path: Path) -> None:
-    """Raise DataError if one of the labels ``[N]``, which are not negative, is not below ``classes``."""
+    """Raise DataError if one of the non-negative labels ``[N]`` is not below the number ``classes``."""
     wrong = (labels >= classes).nonzero()
     if len(wrong):
         place = int(wrong[0])

@@ -1,4 +1,4 @@
-"""Reader of plain text, and windows of tokens as samples."""
+"""Reader of plain text, and division of a sequence of tokens into windows, the samples."""
 
 from pathlib import Path
 from typing import Final
@@ -14,7 +14,7 @@ WANTED: Final = "a text file in UTF-8"
 def read_text(path: Path) -> str:
     """Return the text of a UTF-8 file with unchanged line ends.
 
-    A file that was cut between two characters is not detected.
+    A text file that was cut off between two characters is accepted, because the cut cannot be detected.
     """
     content = read_bytes(path, WANTED)
     if not content:
@@ -29,9 +29,9 @@ def read_text(path: Path) -> str:
 
 
 def windows(tokens: Tensor, context: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and next-token targets ``[N, context]`` of tokens ``[T]``, with N = (T − 1) // context.
+    """Return inputs and next-token targets ``[window, context]`` of a sequence of tokens.
 
-    Windows do not overlap; an incomplete window at the end is dropped.
+    The windows of ``context`` tokens do not overlap; an incomplete window at the end is dropped.
     """
     if context < 1:
         raise DataError(f"a context of {context} tokens was asked for; ask for at least 1")

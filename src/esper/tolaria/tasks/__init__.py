@@ -1,4 +1,4 @@
-"""Task presets by name."""
+"""Task presets, which are selected by name, and tasks of the user."""
 
 from esper.leyline.errors import EsperError, UnknownNameError
 from esper.tolaria.tasks import digits, images, text
@@ -11,11 +11,11 @@ TASKS: dict[str, TaskSpec] = {
     for task in vars(module).values()
     if isinstance(task, TaskSpec)
 }
-"""All task presets, in the order of their definition."""
+"""All task presets by name, in the order of their definition."""
 
 
 def task_named(name: str) -> TaskSpec:
-    """Return a task preset by name, or the task that ``package.module:function`` returns."""
+    """Return the task preset called ``name``, or the task that ``package.module:function`` returns."""
     if name in TASKS:
         return TASKS[name]
     if ":" in name:
@@ -24,7 +24,7 @@ def task_named(name: str) -> TaskSpec:
 
 
 def register_task(task: TaskSpec) -> None:
-    """Register a task under its name, for this process."""
+    """Add a task to the task presets of this process."""
     if task.build is None and TASKS.get(task.name, task) is not task:
         raise EsperError(f"task '{task.name}' exists already; choose another name")
     TASKS[task.name] = task

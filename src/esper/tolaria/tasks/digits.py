@@ -31,7 +31,7 @@ def load_digits(generator: torch.Generator) -> Splits:
 
 
 def digits_digest() -> str:
-    """Return the SHA-256 of the packaged images and labels."""
+    """Return the SHA-256 of the packaged images and labels of handwritten digits."""
     return digest_of(*_load_arrays())
 
 
@@ -77,7 +77,7 @@ DIGITS_MIXTURE = replace(
         blueprints=("conv_light",),
     ),
 )
-"""Task whose best action depends on the instance: a host with 3×3 kernels gains most without seeds, a host
-with 1×1 kernels, which cannot see shapes, gains most from an early seed. A controller chooses only slot and
-time: there is one blueprint, and no seed reaches the minimum age for pruning.
+"""Task whose best action depends on the instance. A host with 3×3 kernels gains most without seeds. A host
+with 1×1 kernels, which cannot see shapes, gains most from an early seed. A controller chooses only the slot
+and the time of a germination: there is one blueprint, and no seed reaches the minimum age for pruning.
 """

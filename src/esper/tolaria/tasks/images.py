@@ -31,12 +31,12 @@ Parts = tuple[LabelledImages, LabelledImages]
 
 
 def fashion() -> Parts:
-    """Return Fashion-MNIST at 28×28."""
+    """Return Fashion-MNIST at 28×28 pixels."""
     return _read_idx(find_data("fashion-mnist", FASHION_HINT))
 
 
 def fashion14() -> Parts:
-    """Return Fashion-MNIST at 14×14, each pixel the mean of 2×2."""
+    """Return Fashion-MNIST at 14×14 pixels; each pixel is the mean of 2×2 original pixels."""
     return _pooled(find_data("fashion-mnist", FASHION_HINT))
 
 
@@ -70,11 +70,11 @@ def _loader(
     held_out: int,
     tested: int | None = None,
 ) -> Callable[[Generator], Splits]:
-    """Return a function that draws the splits of an episode.
+    """Return a function that draws training, validation and test split of an episode.
 
     Args:
-        source: Returns the data set.
-        shape: Expected shape of an image.
+        source: Function that returns the data set.
+        shape: Channels, height and width that every image must have.
         count: Number of training samples.
         held_out: Number of validation samples.
         tested: Number of test samples; ``held_out`` unless given.

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from esper.kasmina.hosts import CNNHost, ResidualHost, TransformerHost
-from esper.kasmina.schedules import ScheduleKind
+from esper.kasmina.optimizer_groups import ScheduleKind
 from esper.kasmina.sites import Site
 from esper.leyline import HostError, LifecycleRules, SlotConfig
 from esper.tolaria.data import Splits
@@ -22,40 +22,39 @@ HostKind = Literal["cnn", "gpt", "residual"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
 LEAN = 1
-"""Hidden units per unit of width in transformer blocks; the number is small, so that seeds can improve the
-host.
-"""
+"""Hidden units of a transformer block's MLP per unit of width; small, so that seeds can improve the host."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceDistribution:
-    """Distribution of task instances: each field lists values, of which an episode draws one uniformly."""
+    """Distribution of task instances: for each field an episode draws one of the listed values."""
 
     widths: tuple[tuple[int, ...], ...]
-    """Width of every block; all blocks of a transformer have the width of the first."""
+    """Alternative tuples with the widths of all blocks; a transformer uses only the width of the first
+    block."""
     kernels: tuple[int, ...] = (1,)
     learning_rates: tuple[float, ...] = (0.05,)
     rents: tuple[float | None, ...] = (None,)
-    """Reward penalty per thousand grown parameters; None uses the setting of the policy training."""
+    """Rent per thousand grown parameters; None stands for the rent in the policy training's settings."""
     data_shares: tuple[float, ...] = (1.0,)
-    """Shares of the training data that an instance can use."""
+    """Shares of the training samples that an instance of the task can use."""
     vary_slots: bool = False
-    """Whether an instance enables a random non-empty subset of the slots instead of all slots."""
+    """Whether an instance of the task enables a random non-empty subset of the slots instead of all slots."""
     trunks: tuple[int | None, ...] = (None,)
-    """Numbers of blocks before the slots, which are then all in series; None places a slot after each
-    block.
-    """
+    """Numbers of blocks before the first slot, with all slots in series; None puts a slot after each block
+    instead."""
     budget_shares: tuple[float, ...] = (1.0,)
-    """Shares of the task's compute budget that an instance can have."""
+    """Shares of the task's compute budget that an instance of the task can have."""
 
     def draw(self, generator: torch.Generator) -> Instance:
-        """Draw one instance of the task."""
+        """Draw one instance of the task with ``generator``."""
 
         def pick(values: Sequence[T]) -> T:
             return values[int(torch.randint(len(values), (), generator=generator))]
 
         widths, kernel, learning_rate = pick(self.widths), pick(self.kernels), pick(self.learning_rates)
-        # The bits of a random number ≥ 1 select the enabled slots: all non-empty subsets are equally likely.
+        # The bits of a random number ≥ 1 select the enabled slots, so all non-empty subsets are equally
+        # likely.
         subset = pick(range(1, 2 ** len(widths))) if self.vary_slots else -1
         enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
         rent, data_share, trunk = pick(self.rents), pick(self.data_shares), pick(self.trunks)
@@ -65,13 +64,13 @@ class InstanceDistribution:
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """Host and training settings of one episode."""
+    """Instance of a task: host and training settings of one episode."""
 
     widths: tuple[int, ...]
     kernel: int
     learning_rate: float
     enabled: tuple[bool, ...]
-    """Whether each slot may be used."""
+    """Whether each slot may hold a seed."""
     rent: float | None = None
     data_share: float = 1.0
     trunk: int | None = None
@@ -80,7 +79,7 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """Task preset."""
+    """Task: data, hosts, training settings and objective."""
 
     name: str
     summary: str
@@ -91,7 +90,7 @@ class TaskSpec:
     load: Callable[[torch.Generator], Splits]
     """Function that draws the data splits of an episode."""
     digest: Callable[[], str]
-    """Function that returns a digest of the whole data set."""
+    """Function that returns a digest of the whole data set, as text."""
     instances: InstanceDistribution
     objective: Objective = CLASSIFICATION
     host: HostKind = "cnn"
@@ -101,30 +100,30 @@ class TaskSpec:
     batch_size: int = 64
     batches_per_epoch: int = 16
     budget: int | None = None
-    """Compute budget of an episode in FLOPs; None is unlimited. With a compute budget, each step spends 1 /
-    ``horizon`` of it, and ``batches_per_epoch`` is not used.
+    """Compute budget of an episode in FLOPs; None means that compute is unlimited.
+
+    With a compute budget, each step spends 1 / ``horizon`` of it, and ``batches_per_epoch`` is not used.
     """
     schedule: ScheduleKind = "cosine"
     warmup: int = 0
-    """Number of warmup minibatches of a ``wsd`` schedule."""
+    """Number of warmup minibatches of a ``wsd`` (warmup-stable-decay) schedule."""
     optimiser: OptimiserKind = "sgd"
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.01
-    """Argument ``betas`` of AdamW; not used by SGD."""
+    """Weight decay of AdamW; SGD uses neither ``betas`` nor ``weight_decay``."""
     feed_forward: int = LEAN
     clip: float = 5.0
     budget_factor: int = 20
-    """Parameter budget as a multiple of the host's parameters; it scales an observation and limits
-    nothing.
-    """
+    """Parameter count at which the parameter feature of an observation is 1, as a multiple of the host's
+    parameter count; not a limit of growth."""
     rules: LifecycleRules = field(
         default_factory=lambda: LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
     )
 
     build: Callable[[], nn.Module] | None = None
-    """Function that builds the module of a user's task; a built-in host is used unless given."""
+    """Function that builds the host of a user's task; without it a built-in host is used."""
     sites: tuple[Site, ...] = ()
-    """Positions of the slots in a user's module."""
+    """Sites of the slots in a user's module."""
 
     def __post_init__(self) -> None:
         depths = {len(widths) for widths in self.instances.widths}
@@ -135,20 +134,18 @@ class TaskSpec:
 
     @property
     def num_slots(self) -> int:
-        """Number of slots of every host."""
+        """Number of slots of every host of the task."""
         return len(self.instances.widths[0])
 
     @property
     def slot_config(self) -> SlotConfig:
-        """Names of the slots of every host in the distribution."""
+        """Names of the slots of every host of the task."""
         if self.sites:
             return SlotConfig(tuple(site.name for site in self.sites))
         return SlotConfig.of_count(self.num_slots)
 
     def with_slots(self, count: int) -> TaskSpec:
-        """Return the task with hosts of ``count`` blocks; additional blocks have the width of the last
-        block.
-        """
+        """Return the task with hosts of ``count`` slots; blocks that are added repeat the last width."""
         if count < 1:
             raise HostError(f"a host needs at least one slot; {count} were asked for")
         if self.sites:
@@ -160,9 +157,7 @@ class TaskSpec:
         return replace(self, instances=replace(self.instances, widths=widths))
 
     def until(self, share: float) -> TaskSpec:
-        """Return the task with ``share`` of the budget and of the horizon, so that the budget per step is the
-        same.
-        """
+        """Return the task with a ``share`` of its horizon and of its budget; budget per step is unchanged."""
         steps = share * self.horizon
         if self.budget is None or steps != round(steps) or not 0 < share <= 1:
             raise HostError(
@@ -172,15 +167,15 @@ class TaskSpec:
         return replace(self, horizon=round(steps), budget=self.budget * round(steps) // self.horizon)
 
     def budget_of(self, instance: Instance) -> int | None:
-        """Return the FLOPs of an episode with this instance; None is unlimited."""
+        """Return the compute budget in FLOPs of an episode with ``instance``; None means unlimited."""
         return None if self.budget is None else round(self.budget * instance.budget_share)
 
     def with_trunk(self, blocks: int) -> TaskSpec:
-        """Return the task with hosts of ``blocks`` blocks before the slots, for baselines without growth."""
+        """Return the task with ``blocks`` blocks before the first slot, for baselines without growth."""
         return replace(self, instances=replace(self.instances, trunks=(blocks,)))
 
     def build_host(self, instance: Instance) -> nn.Module:
-        """Return the module of an instance, with initial weights from torch's global generator."""
+        """Return the host of ``instance``, with initial weights from torch's global generator."""
         if self.build is not None:
             return self.build()
         if self.host == "gpt":
@@ -211,7 +206,7 @@ class TaskSpec:
         )
 
     def build_optimiser(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
-        """Return the optimiser of the host; seeds join it with parameter groups."""
+        """Return the optimiser of the host, to which a parameter group is added for every seed."""
         if self.optimiser == "adamw":
             return AdamW(
                 parameters, lr=learning_rate, betas=self.betas, weight_decay=self.weight_decay, foreach=True

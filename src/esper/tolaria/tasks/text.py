@@ -36,9 +36,8 @@ inspect optparse pdb pickle shutil statistics tarfile textwrap threading zipfile
 def split_text(
     content: bytes, context: int, generator: torch.Generator, validation: int = VALIDATION
 ) -> Splits:
-    """Return random splits of text windows of ``context`` bytes; consecutive windows of a block are in the
-    same split.
-    """
+    """Return random splits of text windows of ``context`` bytes; a block of neighbouring windows stays in one
+    split."""
     held_out = (validation // BLOCK, TEST // BLOCK)
     needed = (sum(held_out) + 1) * BLOCK * context + 1
     if len(content) < needed:
@@ -59,7 +58,7 @@ def split_text(
 
 @lru_cache(maxsize=4)
 def _windows(content: bytes, context: int) -> tuple[Tensor, Tensor]:
-    """Return the text windows, cached for all episodes and environments."""
+    """Return all text windows as inputs and targets, cached for all episodes and environments."""
     return windows(torch.frombuffer(bytearray(content), dtype=torch.uint8).long(), context)
 
 
@@ -98,7 +97,7 @@ def _loader(
 
 
 def _digest(source: Callable[[], bytes]) -> Callable[[], str]:
-    """Return a function that digests the text; Python's library differs by version."""
+    """Return a function that returns the SHA-256 of the text that ``source`` returns."""
     return lambda: hashlib.sha256(source()).hexdigest()
 
 
@@ -118,7 +117,7 @@ PYCODE = TaskSpec(
 )
 SCALING_CONTEXT: Final = 64
 SCALING_VALIDATION: Final = 128
-"""Number of validation windows: as many characters as in ``VALIDATION`` windows of ``CONTEXT``."""
+"""Number of validation windows; 128 windows of 64 characters are as much text as 256 windows of 32."""
 ASCII: Final = 128
 PYCODE_SCALING = scaling_study(
     replace(

@@ -41,27 +41,28 @@ def module_task(  # noqa: PLR0913  all but three by name
     """Return a task whose episodes train and grow a module of the user.
 
     Args:
-        build: Returns a new module; it draws its initial weights from torch's global generator.
+        build: Function that returns a new module, with initial weights from torch's global generator.
         inputs: Inputs of all samples, ``[sample, …]``.
         targets: Class of each sample (whole numbers), or values to predict (floats).
         name: Name of the task in runs and reports.
         objective: Loss and score; cross entropy for classes and squared error for floats unless given.
-        slots: Names of submodules, globs, or ``"auto"``.
+        slots: Names of the submodules that get a slot, or globs of such names, or ``"auto"``.
         validation: Share of the samples for validation.
-        test: Share of the samples for the test, which is read once per episode.
-        optimiser: ``"adamw"`` or ``"sgd"``.
+        test: Share of the samples for the test split, which is read once per episode.
+        optimiser: Kind of optimiser, ``"adamw"`` or ``"sgd"``.
         learning_rate: Learning rate of host and seeds.
-        batch_size: Samples of a minibatch.
-        batches_per_epoch: Minibatches of an epoch, without a budget.
-        horizon: Epochs of an episode.
-        budget: FLOPs of an episode; without it an epoch has ``batches_per_epoch`` minibatches.
-        incubation_epochs: Epochs in which a new seed learns without changing the output.
+        batch_size: Number of samples of a minibatch.
+        batches_per_epoch: Number of minibatches of an epoch, if no ``budget`` is given.
+        horizon: Number of epochs of an episode.
+        budget: Compute budget of an episode in FLOPs; without it an epoch has ``batches_per_epoch``
+            minibatches.
+        incubation_epochs: Number of epochs in which a new seed learns without changing the network's output.
 
     Raises:
         DataError: There are too few samples, or inputs and targets do not match.
         HostError: ``build`` returns no module, or a slot cannot be attached.
 
-    Example:
+    Example of a task on a module of two linear layers:
         >>> task = module_task(lambda: nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1)), x, y, name="mine")
     """
     sizes = [round(share * len(inputs)) for share in (validation, test)]
@@ -113,7 +114,8 @@ def module_task(  # noqa: PLR0913  all but three by name
 
 @cache
 def imported_task(path: str) -> TaskSpec:
-    """Call the task factory named by ``package.module:function``; the working directory can be imported from.
+    """Call the task factory named by ``package.module:function``; modules in the working directory can be
+    imported.
 
     Raises:
         EsperError: The module or the function does not exist, or the function fails or returns no task.
@@ -144,7 +146,7 @@ def imported_task(path: str) -> TaskSpec:
 
 
 def checked_task(found: Any, name: str) -> TaskSpec:
-    """Return ``found`` if it is a task, else raise an error."""
+    """Return ``found`` if it is a ``TaskSpec``, else raise ``EsperError``."""
     if not isinstance(found, TaskSpec):
         raise EsperError(
             f"task '{name}' returned {type(found).__name__}; return esper.tolaria.tasks.module_task(…)"

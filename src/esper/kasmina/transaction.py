@@ -1,0 +1,134 @@
+"""Transactions: changes of networks and optimisers that are made completely or not at all.
+
+Any exception can end a change half-way: an error in a user's forward pass, or Ctrl-C between any two lines. A
+transaction copies the structure of networks and optimisers before a change, and restores the structure if the
+change fails.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import copy
+from functools import partial
+from typing import Any, Final
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from esper.leyline import SlotTable
+
+_PARTS: Final = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
+"""Attributes of every module that hold its children, tensors and hooks."""
+_FLAGS: Final = ("training", "momentum", "use_nested_tensor")
+"""Further attributes of a user's modules that Esper changes."""
+_MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
+
+
+class Transaction(AbstractContextManager["Transaction"]):
+    """State of networks, optimisers and other objects before a change, which is restored if the change fails.
+
+    Restored are children, hooks, training modes and buffers of networks, parameter groups and states of
+    optimisers, attributes of other objects with the slot tables in them, and torch's random state and
+    gradient mode. Weights are restored only if ``keep`` was called before they changed.
+
+    Args:
+        nets: Networks that the change affects.
+        optimisers: Optimisers that the change affects.
+        objects: Other objects that the change affects; dicts and lists in their attributes are copied one
+            level deep.
+
+    Example:
+        >>> with Transaction([net], [optimizer]):
+        ...     change(net, optimizer)
+    """
+
+    def __init__(
+        self,
+        nets: Iterable[nn.Module] = (),
+        optimisers: Iterable[Optimizer] = (),
+        objects: Iterable[object] = (),
+    ) -> None:
+        self._structure: list[Callable[[], object]] = []
+        self._values: list[Callable[[], object]] = []
+        self._last: list[Callable[[], object]] = []
+        self._random, self._grad = torch.get_rng_state(), torch.is_grad_enabled()
+        self.include(nets, optimisers, objects)
+
+    def include(
+        self,
+        nets: Iterable[nn.Module] = (),
+        optimisers: Iterable[Optimizer] = (),
+        objects: Iterable[object] = (),
+    ) -> None:
+        """Add networks, optimisers and other objects before the change affects them."""
+        for module in {module: None for net in nets for module in net.modules()}:
+            attributes = vars(module)
+            flags = {name: attributes[name] for name in _FLAGS if name in attributes}
+            self._structure.append(partial(attributes.update, flags))
+            self.keep_containers(attributes[name] for name in _PARTS)
+            self.keep(module.buffers(recurse=False))
+            if type(module).__module__.startswith("esper."):
+                self._copy_attributes(module)
+        for optimiser in optimisers:
+            self._copy_attributes(optimiser)
+            self.keep_containers(optimiser.param_groups)
+            self.keep_containers(group["params"] for group in optimiser.param_groups)
+        for each in objects:
+            self._copy_attributes(each)
+
+    def keep(self, tensors: Iterable[Tensor]) -> None:
+        """Add tensors before the change overwrites their values."""
+        self._values += [partial(tensor.copy_, tensor.detach().clone()) for tensor in tensors]
+
+    def afterwards(self, restore: Callable[[], object]) -> None:
+        """Add a function that ``undo`` calls after everything else."""
+        self._last.append(restore)
+
+    def _copy_attributes(self, each: object) -> None:
+        attributes = vars(each)
+        self.keep_containers([attributes])
+        self.keep_containers(value for value in attributes.values() if isinstance(value, _MUTABLE))
+        tables = [value for value in attributes.values() if isinstance(value, SlotTable)]
+        self._values += [partial(table.assign, table.copy()) for table in tables]
+
+    def keep_containers(self, containers: Iterable[Any]) -> None:
+        """Add dicts, lists and sets before the change adds or removes elements."""
+        self._structure += [partial(_refill, container, copy(container)) for container in containers]
+
+    def undo(self) -> None:
+        """Restore the state; Ctrl-C takes effect afterwards."""
+        with uninterrupted(), torch.no_grad():
+            for restore in (*self._structure, *reversed(self._values), *self._last):
+                restore()
+            torch.set_rng_state(self._random)
+        torch.set_grad_enabled(self._grad)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.undo()
+
+
+def _refill(container: Any, content: Any) -> None:
+    container.clear()
+    (container.extend if isinstance(container, list | deque) else container.update)(content)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Defer Ctrl-C to the end of the context; Python raises ``KeyboardInterrupt`` in the main thread only."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught: list[tuple[Any, ...]] = []
+    with ExitStack() as stack:
+        stack.callback(lambda: caught and handler(*caught[0]))
+        stack.callback(signal.signal, signal.SIGINT, handler)
+        signal.signal(signal.SIGINT, lambda *received: caught.append(received))
+        yield
