@@ -1,9 +1,9 @@
-"""Set up the test session: one thread per process, and the same hypothesis examples in every run."""
+"""Set up the test session: one torch thread per process, and the same hypothesis examples each time."""
 
 import gc
 import os
 
-# The OpenMP and MKL runtimes read these variables when torch is imported; subprocesses inherit them.
+# When torch is imported, OpenMP and MKL read these numbers of threads; subprocesses inherit the variables.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MKL_NUM_THREADS"] = "1"
 
@@ -15,19 +15,20 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Set the number of threads and the hypothesis profile of each process, xdist workers included."""
+    """Set the number of torch threads and the hypothesis profile of each process, xdist workers included."""
     torch.set_num_threads(1)
-    # The option `--hypothesis-profile` overrides the profile "ci", to search beyond the fixed examples.
+    # The option `--hypothesis-profile` of pytest overrides the profile "ci", which always uses the same
+    # examples.
     if not session.config.getoption("--hypothesis-profile"):
         settings.load_profile("ci")
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Exclude modules and collected tests from garbage collection to save a sixth of the time."""
+    """Exclude modules and collected tests from garbage collection, which saves a sixth of the test time."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_sessionfinish() -> None:
-    """Undo gc.freeze, because some libraries report objects that are never freed as leaks."""
+    """Undo gc.freeze; some libraries would take the frozen objects for memory leaks."""
     gc.unfreeze()

@@ -1,4 +1,4 @@
-"""Change the columns of telemetry rows in tests; rows are otherwise immutable."""
+"""Change columns of telemetry rows, which are otherwise immutable, in tests."""
 
 from typing import Any
 
@@ -8,6 +8,6 @@ from esper.leyline.rows import Row
 
 
 def change(row: Row, **columns: Any) -> None:
-    """Set columns of an immutable row in place."""
+    """Set columns of an immutable telemetry row in place."""
     for name, value in columns.items():
         msgspec.structs.force_setattr(row, name, value)

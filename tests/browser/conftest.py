@@ -1,7 +1,7 @@
 """Fixtures: an ``esper serve`` process and one real browser per test file.
 
 Playwright runs an event loop in this thread while its browser is open, so the browser is closed after each
-file.
+test file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LOCAL = ("127.0.0.1", "localhost")
 
 @dataclass
 class Server:
-    """``esper serve`` in a separate process."""
+    """Process of the command ``esper serve``, with the URL of its server."""
 
     process: subprocess.Popen[str]
     url: str
@@ -50,7 +50,7 @@ class Server:
         return cls(process, found[0])
 
     def stop(self) -> tuple[int, str]:
-        """Interrupt the server; return its exit code and output."""
+        """Send SIGINT to the server process; return its exit code and error output."""
         self.process.send_signal(signal.SIGINT)
         _, output = self.process.communicate(timeout=20)
         return self.process.returncode, output
@@ -58,7 +58,7 @@ class Server:
 
 @dataclass
 class Seen:
-    """Console errors and requests of a page."""
+    """Console errors of a web page, and its requests to other machines."""
 
     errors: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the served folder."""
+    """Return the folder of runs that ``esper serve`` shows."""
     return tmp_path_factory.mktemp("runs")
 
 
@@ -96,7 +96,7 @@ def seen() -> Seen:
 
 @pytest.fixture
 def page(browser: Browser, seen: Seen) -> Iterator[Page]:
-    """Yield a page that must log no errors and must request nothing from elsewhere."""
+    """Yield a web page that must log no errors and must send no request to another machine."""
     opened = browser.new_page(viewport={"width": 1400, "height": 900})
     opened.set_default_timeout(20_000)
     opened.on("console", lambda entry: seen.errors.append(entry.text) if entry.type == "error" else None)

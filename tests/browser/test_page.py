@@ -1,4 +1,4 @@
-"""The page in a real browser: live updates, content, and use without a mouse."""
+"""Web page of ``esper serve`` in a real browser: live updates, content, and use without a mouse."""
 
 import time
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ EPISODE, TRAINING = "episode", "deep/training"
 
 @pytest.fixture(scope="module", autouse=True)
 def written(runs: Path) -> None:
-    """Write two finished runs."""
+    """Write two finished runs, one episode and one policy training, to the served folder."""
     write_run(runs / EPISODE)
     write_run(runs / TRAINING, training(3), iterations=3, controller="ppo")
 
 
 @pytest.fixture
 def live(page, server, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
-    """Yield a run in progress."""
+    """Yield the open writer of a run in progress."""
     with RunWriter(runs / "live") as writer:
         writer.emit(fake_run.run_row("live"))
         writer.emit(fake_run.epoch_row(0))
@@ -42,9 +42,10 @@ def live(page, server, runs: Path, tmp_path: Path) -> Iterator[RunWriter]:
 
 
 def move_away(page, server, run: Path, place: Path) -> None:
-    """Move a run away in one step, after the page has no open request for it.
+    """Close the web page, move a run out of the served folder, and wait until the server no longer lists it.
 
-    The server lists its folder at intervals, so a page opened too early would request the missing run.
+    The server lists its folder only at intervals; a page opened before the next listing would request the
+    moved run.
     """
     page.close()
     run.rename(place / run.name)
@@ -81,7 +82,9 @@ def picture_of(run: Path, key: str, episode: EpisodeKey | None = None) -> Pictur
 # --- live updates -----------------------------------------------------------------------------------
 
 
-def test_new_run_appears_in_the_list_and_its_numbers_update_without_reload(page, server, runs, tmp_path):
+def test_new_run_appears_in_the_list_of_runs_and_its_score_updates_without_reload(
+    page, server, runs, tmp_path
+):
     open_page(page, server)
     expect(row_of(page, EPISODE)).to_contain_text("61.5")
     expect(page.locator("#connection")).to_have_text("live")
@@ -103,7 +106,7 @@ def test_new_run_appears_in_the_list_and_its_numbers_update_without_reload(page,
     assert page.evaluate("window.isTheSamePage")
 
 
-def test_page_of_a_run_follows_it_to_its_end(page, server, live):
+def test_web_page_of_a_run_updates_without_reload_until_the_run_ends(page, server, live):
     open_page(page, server, "live")
     page.evaluate("window.isTheSamePage = true")
     expect(fact(page, "progress")).to_have_text("epoch 0/8")
@@ -133,7 +136,7 @@ def test_page_of_a_run_follows_it_to_its_end(page, server, live):
     assert page.evaluate("window.isTheSamePage")
 
 
-def test_page_reconnects_after_the_server_comes_back(page, seen, tmp_path):
+def test_web_page_reconnects_and_updates_after_the_server_restarts(page, seen, tmp_path):
     write_run(tmp_path / "mine", [fake_run.epoch_row(1)])
     server = Server.start(tmp_path, "--port", "0")
     port = server.url.rpartition(":")[2].strip("/")
@@ -149,14 +152,15 @@ def test_page_reconnects_after_the_server_comes_back(page, seen, tmp_path):
     expect(page.locator("#connection")).to_have_text("live")
     expect(row_of(page, "mine")).to_contain_text("22.5")
     again.stop()
-    # The browser logs failed requests while the server is stopped; the log is cleared.
+    # The browser logs an error for each request that fails while the server is stopped; such errors are
+    # expected.
     seen.errors.clear()
 
 
 # --- content ----------------------------------------------------------------------------------------
 
 
-def test_open_details_and_focus_survive_updates(page, server, live):
+def test_opened_table_of_a_chart_keeps_keyboard_focus_when_the_web_page_updates(page, server, live):
     open_page(page, server, "live")
     details = panel(page, "growth").locator("details")
     details.locator("summary").click()
@@ -170,7 +174,7 @@ def test_open_details_and_focus_survive_updates(page, server, live):
     expect(details.locator(".scroll")).to_be_focused()
 
 
-def test_lanes_show_the_selected_episode(page, server, runs):
+def test_slot_timeline_on_the_web_page_shows_the_selected_episode(page, server, runs):
     open_page(page, server, TRAINING)
     shown = page.get_by_label("which iteration or episode")
 
@@ -187,7 +191,7 @@ def test_lanes_show_the_selected_episode(page, server, runs):
     expect(shown).to_have_value("0-2-0")
 
 
-def test_key_opens_every_table_and_a_tooltip_shows_the_values_of_a_bin(page, server):
+def test_key_t_opens_the_table_of_a_chart_and_tooltips_show_the_values_of_an_epoch(page, server):
     open_page(page, server, EPISODE)
     expect(panel(page, "growth").locator("svg")).to_be_visible()
 
@@ -199,7 +203,7 @@ def test_key_opens_every_table_and_a_tooltip_shows_the_values_of_a_bin(page, ser
     assert tooltips[-1] == "epoch 8: twin 22.0, score 62.0, parameters 438"
 
 
-def test_two_runs_are_shown_side_by_side_on_the_same_axes(page, server, runs):
+def test_charts_of_two_compared_runs_are_side_by_side_with_the_same_axes(page, server, runs):
     open_page(page, server)
     for name in (EPISODE, TRAINING):
         expect(row_of(page, name)).to_contain_text("finished")
@@ -207,7 +211,7 @@ def test_two_runs_are_shown_side_by_side_on_the_same_axes(page, server, runs):
 
     page.get_by_role("button", name="compare").click()
 
-    # Compared runs are in the order of the list of runs.
+    # The comparison page shows runs in the order of the list of runs.
     expect(page.locator("h1")).to_have_text([TRAINING, EPISODE])
     page.locator("#differences summary").click()
     expect(page.locator("#differences")).to_contain_text("controller")
@@ -257,7 +261,7 @@ def test_all_controls_of_the_web_page_are_reachable_by_keyboard(page, server):
     expect(page.locator("h1")).to_have_text(names[0])
 
 
-def test_theme_follows_the_system_until_one_is_selected(page, server):
+def test_colour_theme_is_that_of_the_system_until_the_user_selects_one(page, server):
     def paper() -> str:
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
 

@@ -1,4 +1,4 @@
-"""The report in a real browser: phone and desktop, light and dark, from a file and offline."""
+"""HTML report of a run, opened as a file in a real browser: phone and desktop width, light and dark theme."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (360, "dark"), (1280, "dark")])
-def test_report_needs_no_horizontal_scrolling_and_requests_nothing(browser, report, width, scheme):
+def test_html_report_needs_no_horizontal_scrolling_and_loads_no_other_file(browser, report, width, scheme):
     page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
     asked, errors = [], []
     page.on("request", lambda request: asked.append(request.url))
@@ -33,7 +33,7 @@ def test_report_needs_no_horizontal_scrolling_and_requests_nothing(browser, repo
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, paper[4:-1].split(", "))) < 120) == (scheme == "dark")
-    # Numbers in figures are at least 8 pixels high on a phone.
+    # Texts in the charts of a report are at least 8 pixels high, also at the width of a phone.
     heights = page.evaluate(
         "[...document.querySelectorAll('svg.esper text')].map(one => one.getBoundingClientRect().height)"
     )

@@ -1,7 +1,8 @@
-"""Hosts of the contract matrix, for feature maps, tokens and features.
+"""Hosts of the contract tests, which test every blueprint on hosts with feature maps, tokens or features.
 
-Every host has dropout before and after its first slot. Hosts named ``plain_*`` are ordinary modules without
-segments: their incubating seeds learn by replay of the whole forward pass.
+Every host in the contract tests has dropout before and after its first slot. Hosts named ``plain_*`` are
+plain modules and not subclasses of ``Host``, so the shadow branch of an incubating seed repeats the whole
+forward pass of the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +36,7 @@ def _stage(channels: int, width: int) -> nn.Sequential:
 
 
 class BatchHost(Host):
-    """A user's host with batch normalisation and in-place activations."""
+    """Host as a user may write it, with batch normalisation and in-place activations."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -47,7 +48,8 @@ class BatchHost(Host):
 
 
 class PlainImages(nn.Module):
-    """A module with batch normalisation whose skip connection passes around the second slot."""
+    """Image classifier with batch normalisation and two slots; its skip connection bypasses the second
+    slot."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,8 +81,7 @@ class FeatureHost(Host):
 
 
 class PlainLayers(nn.Module):
-    """A module for features, or with an embedding for tokens, with a skip connection around the second
-    slot."""
+    """Classifier of features, or of embedded tokens, whose skip connection bypasses the second slot."""
 
     def __init__(self, width: int, vocabulary: int | None = None) -> None:
         super().__init__()
@@ -101,19 +102,19 @@ Kind = Literal[
 
 
 class HostKind(NamedTuple):
-    """Constructors of hosts by name; a constructor takes the width of the slots."""
+    """Kind of host: its topology, and a constructor that takes the width of the slots."""
 
     topology: Topology
     build: Callable[[int], nn.Module]
 
     def sites(self, host: nn.Module) -> Sequence[Site] | None:
-        """Return the sites of a host without segments; None for a host that defines its sites."""
+        """Return the sites of a plain module, or None for a host that defines its own sites."""
         if isinstance(host, Host):
             return None
         return find_sites(host, ["first", "second"], self.sample())
 
     def sample(self) -> Tensor:
-        """Return an input of two samples."""
+        """Return an input batch of two samples for this kind of host."""
         if self.topology == "tokens":
             return torch.arange(2 * TOKENS).view(2, TOKENS) % VOCABULARY
         shape = (2, INPUTS) if self.topology == "features" else (2, *INPUT_SHAPE)

@@ -1,12 +1,12 @@
-"""Building blocks of the contract matrix: hosts in training with one seed, and snapshots to compare.
+"""Helpers of the contract tests: a host in training with one seed, and snapshots of its tensors.
 
-Tests of a user's blueprint run the same cells::
+Example of a test that checks a user's blueprint like the built-in blueprints::
 
     @pytest.mark.parametrize("case", contract("feature_map", ["my_block"]))
     def test_my_block_keeps_the_contract(case):
         check_contract(case)
 
-with ``contract`` and ``check_contract`` from tests.contracts.rules.
+The functions ``contract`` and ``check_contract`` are in tests.contracts.rules.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,16 +31,16 @@ from tests.contracts.hosts import CLASSES, HOSTS, INPUT_SHAPE, INPUTS, TOKENS, V
 from tests.tolaria.building import plant
 
 IMAGES: tuple[Kind, ...] = ("images", "images_batch", "plain_images")
-"""Host kinds for tests that need feature maps."""
+"""Kinds of hosts whose slots have feature maps."""
 BATCH = 8
 CLIP = 1.0
 SLOT = 0
-"""Slot that holds the seed; the host has parameters before and after this slot."""
+"""Index of the slot in which the tests plant a seed; the host has parameters before and after this slot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One cell of the contract matrix: a blueprint, a blend style and a host."""
+    """Parameters of one contract test: a blueprint, a blend style, a kind of host and its width."""
 
     blueprint: str
     style: int
@@ -55,7 +55,7 @@ class Case:
 def registered(
     name: str, build: Callable[[int], nn.Module], topology: Topology = "feature_map", multiple_of: int = 1
 ) -> Iterator[None]:
-    """Register a blueprint inside the context only."""
+    """Register a blueprint for the duration of a ``with`` block."""
     register_blueprint(name, topology=topology, multiple_of=multiple_of)(build)
     try:
         yield
@@ -70,7 +70,7 @@ def build_host(kind: Kind, width: int) -> nn.Module:
 
 @dataclass(slots=True)
 class Trial:
-    """A network in training, with the optimiser of host and seeds."""
+    """Network with slots, and the optimiser that trains its host and seeds."""
 
     model: MorphogeneticModel
     optimiser: Optimizer
@@ -81,13 +81,14 @@ class Trial:
 
     @property
     def seed_weights(self) -> dict[str, Tensor]:
-        """Parameters of seed and gate, by name within the graft."""
+        """Parameters of the seed and its gate, by parameter name."""
         graft = self.model.slot(SLOT).graft
         assert graft is not None
         return dict(graft.named_parameters())
 
     def train(self, steps: int, first: int = 0) -> list[MinibatchResult]:
-        """Train on the batches from number ``first`` on; random draws depend on the batch number only."""
+        """Train on ``steps`` batches, starting with batch ``first``; the number of a batch sets the random
+        state."""
         self.model.train()
         results = []
         for number in range(first, first + steps):
@@ -97,7 +98,7 @@ class Trial:
         return results
 
     def outputs(self) -> tuple[Tensor, Tensor]:
-        """Return the outputs of one batch in eval and train mode; buffers and random state are restored."""
+        """Return the outputs for one batch in eval and train mode; restore buffers and random state."""
         x, _ = batch(99, self.topology)
         kept = {name: value.clone() for name, value in self.model.host.state_dict().items()}
         position = torch.get_rng_state()
@@ -112,7 +113,7 @@ class Trial:
         return evaluated, trained
 
     def place(self, stage: Stage, alpha: float) -> None:
-        """Set stage and alpha of the seed, also to values that no lifecycle reaches."""
+        """Set stage and alpha of the seed directly, even to combinations that cannot occur in a lifecycle."""
         table = self.model.table
         table.stage[0, SLOT] = stage
         table.alpha[0, SLOT] = alpha
@@ -124,13 +125,13 @@ class Trial:
         return {"model": self.model.state(), "groups": self.model.groups.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load a state that was saved from the same host."""
+        """Load a state of network and optimiser that was saved from the same host."""
         assert self.model.groups is not None
         self.model.load_state(state["model"])
         self.model.groups.load_state(state["groups"], self.model.seed_parameters)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Return copies of host weights, host buffers, their optimiser state and torch's random state."""
+        """Return copies of the host's weights, buffers and optimiser state, and of torch's random state."""
         host = self.model.host
         found = {f"host.{name}": value.clone() for name, value in host.state_dict().items()}
         parameters = {f"optimiser.{name}": weight for name, weight in host.named_parameters()}
@@ -139,7 +140,7 @@ class Trial:
         return own | {"random state": torch.get_rng_state()}
 
     def seed_snapshot(self) -> dict[str, Tensor]:
-        """Return copies of the seed's weights, buffers, optimiser state and random stream."""
+        """Return copies of the seed's weights, buffers and optimiser state, and the slot's random stream."""
         slot = self.model.slot(SLOT)
         assert slot.stream is not None
         found = {f"seed.{name}": value.clone() for name, value in slot.state_dict().items()}
@@ -156,7 +157,7 @@ class Trial:
 
 
 def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Compare two snapshots bit for bit; the failure names every tensor that differs."""
+    """Assert that two snapshots are bit-equal; the error message names every tensor that differs."""
     assert found.keys() == wanted.keys()
     differing = [name for name, value in wanted.items() if not torch.equal(found[name], value)]
     assert not differing, f"differ: {', '.join(differing)}"
@@ -168,7 +169,7 @@ def restart(rng_seed: int) -> None:
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross-entropy over the batch, for sequences over all tokens."""
+    """Return the mean cross-entropy over all samples of the batch, or over all tokens of its sequences."""
     if output.ndim == 3:
         output, target = output.flatten(0, 1), target.flatten()
     return F.cross_entropy(output, target)
@@ -176,10 +177,10 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 
 @cache
 def batch(number: int, topology: Topology = "feature_map") -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of one minibatch that can be learned.
+    """Return inputs and targets of one minibatch; the targets can be predicted from the inputs.
 
-    Images and features are a pattern per class plus noise; the target of a token is the sum of the token and
-    the previous token.
+    Images and features are a pattern per class plus noise. The target of a token is the sum of its number and
+    that of the previous token, modulo the number of classes.
     """
     generator = torch.Generator().manual_seed(number)
     if topology == "tokens":
@@ -205,13 +206,14 @@ def begin(
 
 
 def germinate(model: MorphogeneticModel, blueprint: str, style: int, slot: int = SLOT) -> Outcome:
-    """Plant a seed by the action of a controller."""
+    """Plant a seed by a GERMINATE action, as a controller does."""
     index = blueprint_named(blueprint, model.sites[slot].topology).index
     return apply_action(model, plant(slot, BlueprintAction(index), style=style), seed_id=0)
 
 
 def planted(case: Case, **settings: Any) -> Trial:
-    """Return an untrained host with a new seed of ``case``; ``settings`` are passed to ``begin``."""
+    """Return an untrained host with a new seed as ``case`` describes; ``settings`` are passed to
+    ``begin``."""
     trial = begin(case.kind, case.width, **settings)
     outcome = germinate(trial.model, case.blueprint, case.style)
     assert outcome.succeeded, outcome
@@ -220,7 +222,7 @@ def planted(case: Case, **settings: Any) -> Trial:
 
 @cache
 def twin_after(kind: Kind, width: int, steps: int) -> dict[str, Tensor]:
-    """Return the snapshot of a host without seeds after ``steps`` minibatches."""
+    """Return the snapshot of a host without seeds after training on ``steps`` minibatches."""
     twin = begin(kind, width)
     twin.train(steps)
     return twin.snapshot()

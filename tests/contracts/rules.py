@@ -1,7 +1,7 @@
-"""Rules that every seed must follow towards its host, checked in four episodes.
+"""Contract between a seed and its host, checked in four short episodes.
 
-``check_contract`` runs all episodes of one cell of the matrix and raises where a rule is broken. One episode
-checks many rules in sequence, because building a network takes longer than a check.
+``check_contract`` runs all episodes for one blueprint, style and host, and raises if a rule is broken. An
+episode checks many rules in sequence, because building a network takes longer than checking a rule.
 """
 
 import copy
@@ -53,12 +53,12 @@ KINDS_OF: dict[Topology, tuple[Kind, ...]] = {
     for topology in ("feature_map", "tokens", "features")
 }
 UPSTREAM = ("segments.0.", "embed.", "first.")
-"""Name prefixes of the host's parameters before the first slot."""
+"""Prefixes of parameter names; they select the host parameters upstream of the first slot."""
 
 
 @dataclass(slots=True)
 class Episode:
-    """Trial and the number of minibatches it was trained on."""
+    """Network with one seed, and the number of minibatches on which it was trained so far."""
 
     case: Case
     trial: Trial
@@ -74,17 +74,17 @@ class Episode:
 
 
 def check_contract(case: Case, *, alive: bool = True, born_at_zero: bool = True) -> None:
-    """Check every rule in one cell of the contract matrix.
+    """Check all rules for a seed and its host, for one blueprint, blend style and kind of host.
 
     Args:
-        case: Cell of the matrix.
-        alive: Require gradients at the second backward pass; False for seeds whose first layers start slowly.
-        born_at_zero: Require that a new seed does not change the output; False for copies of blocks.
+        case: Blueprint, blend style, kind of host and width.
+        alive: Whether all tensors of the seed must have gradients at the second backward pass.
+        born_at_zero: Whether a new seed must leave the output unchanged; False for copies of blocks.
     """
     check_incubation(case, alive=alive)
     check_blending(case, alive=alive, born_at_zero=born_at_zero)
     check_incubation_lowers_the_loss(case)
-    # Two blend styles with the same operator differ only in the ramp, and no module depends on the ramp.
+    # Blend styles with the same operator differ only in their ramp, so one of them suffices.
     if alive and case.style == STYLE_OPERATORS.index(STYLE_OPERATORS[case.style]):
         check_alive_for_other_rng_seeds(case)
 
@@ -108,7 +108,8 @@ def check_incubation(case: Case, *, alive: bool = True) -> None:
 
 
 def check_blending(case: Case, *, alive: bool = True, born_at_zero: bool = True) -> None:
-    """Blend, fossilize, harvest, save, load and finally prune a seed, with the checks of each phase."""
+    """Blend, fossilize, harvest, save, load and finally prune a seed; check the rules that apply in each
+    stage."""
     trial = planted(case, training_epochs=0)
     episode = Episode(case, trial)
     assert trial.model.table.stage[0, SLOT] == Stage.BLENDING
@@ -133,7 +134,7 @@ def check_incubation_lowers_the_loss(case: Case) -> None:
     trial.optimiser.param_groups[0]["lr"] = 0.0
     for module in trial.model.modules():
         if isinstance(module, nn.Dropout):
-            # Dropout is off, because losses under different random masks are not comparable.
+            # Dropout is off in this check, because losses with different dropout masks are not comparable.
             module.p = 0.0
     for _ in range(3):
         trial.train(1)
@@ -145,15 +146,18 @@ def check_incubation_lowers_the_loss(case: Case) -> None:
 
 
 def check_alive_for_other_rng_seeds(case: Case) -> None:
-    """Check gradients of incubating and blended seeds for other initialisations of host and seed."""
+    """Check that all tensors of a seed have gradients for initial weights of other rng seeds, both while the
+    seed incubates and when it is blended."""
     kinds = KINDS_OF[HOSTS[case.kind].topology]
-    # All hosts of a topology use the same rng seeds for initialisation; the other episodes use rng seed 0.
+    # To save time, each host of a topology is tested with only some of the rng seeds for initial weights.
+    # Other checks use rng seed 0.
     for rng_seed in RNG_SEEDS[1:][kinds.index(case.kind) :: len(kinds)]:
         trial = planted(case, rng_seed=rng_seed)
         born = trial.state()
         for stage in (Stage.TRAINING, Stage.BLENDING):
             if stage is Stage.BLENDING:
-                trial.load_state(born)  # Loading a state is faster than planting a seed again.
+                # Restoring the saved network with its new seed is faster than planting the seed again.
+                trial.load_state(born)
             dead = dead_at_the_second_backward(trial.model, *batch(0, trial.topology), stage)
             assert not dead, f"dead ({stage.name}, rng seed {rng_seed}): {', '.join(dead)}"
 
@@ -162,7 +166,7 @@ def check_alive_for_other_rng_seeds(case: Case) -> None:
 
 
 def assert_output_unchanged(episode: Episode) -> None:
-    """Check that the output is bit-equal to that of the host without a seed, in eval and train mode."""
+    """Check that a new seed leaves the outputs of the host unchanged, in eval and train mode."""
     wanted = twin_outputs(episode.case.kind, episode.case.width)
     stage = Stage(int(episode.trial.model.table.stage[0, SLOT])).name
     assert all(map(torch.equal, episode.trial.outputs(), wanted)), f"a new seed changes the output in {stage}"
@@ -181,12 +185,13 @@ def assert_alive(episode: Episode, how: str, *, required: bool = True) -> None:
 
 
 def assert_host_unchanged(episode: Episode) -> None:
-    """Check that weights, buffers, optimiser and random state of the host equal a run without a seed."""
+    """Check that weights, buffers, optimiser and random state of the host equal those of a host without
+    seed."""
     assert_same(episode.trial.snapshot(), twin_after(episode.case.kind, episode.case.width, episode.trained))
 
 
 def assert_every_weight_moved(episode: Episode, born: dict[str, Tensor]) -> None:
-    """Check that training changed every tensor of the seed."""
+    """Check that training changed every tensor of the incubating seed."""
     still = [name for name, weight in episode.trial.seed_weights.items() if torch.equal(weight, born[name])]
     assert not still, f"never moved: {', '.join(still)}"
 
@@ -208,7 +213,7 @@ def assert_non_finite_seed_is_harmless(episode: Episode) -> None:
 
 
 def assert_prune_leaves_nothing(episode: Episode) -> None:
-    """Check that network and optimiser hold no tensor, group or hook of a pruned seed."""
+    """Check that network and optimiser contain no tensor, parameter group or hook of a pruned seed."""
     trial = episode.trial
     model, slot = trial.model, trial.model.slot(SLOT)
     settle(model, lifecycle.prune(model.table, 0, SLOT, model.rules))
@@ -237,7 +242,7 @@ def assert_copies_continue_equally(episode: Episode) -> None:
 
 
 def _copies(episode: Episode) -> Iterator[Episode]:
-    # Pickling is checked in this episode, because harvesting deep-copies the blended seed.
+    # Networks with a blended seed are pickled here; the harvest test makes deep copies of them.
     yield copy.deepcopy(episode) if episode.trial.model.incubating else pickle.loads(pickle.dumps(episode))
     other = begin(episode.case.kind, episode.case.width, rng_seed=1)
     other.load_state(episode.trial.state())
@@ -245,7 +250,8 @@ def _copies(episode: Episode) -> Iterator[Episode]:
 
 
 def assert_gradient_reaches_the_host_upstream(episode: Episode) -> None:
-    """Check gradients of the host before the slot at every alpha and every stage in the forward pass."""
+    """Check that gradients pass through a slot with a blended seed to the host's parameters before the
+    slot."""
     trial = episode.trial
     x, y = batch(2, trial.topology)
     for stage, alpha in (
@@ -300,13 +306,13 @@ def assert_later_tokens_are_hidden(episode: Episode) -> None:
 def contract(
     topology: Topology, blueprints: Iterable[str] | None = None, *, widths: Sequence[int] = WIDTHS
 ) -> list[Any]:
-    """Return values of "case" for ``pytest.mark.parametrize``: every blueprint with every style and host.
+    """Return pytest parameters named "case", one for every blueprint with every blend style and host.
 
     Args:
-        topology: Kind of features.
-        blueprints: Names of blueprints; all that are zero at birth unless given.
-        widths: Widths of the hosts. They alternate, so that each width occurs with each blueprint, style and
-            host.
+        topology: Kind of features at the slots, such as ``feature_map`` or ``tokens``.
+        blueprints: Names of blueprints; by default, all blueprints whose seeds have output zero at birth.
+        widths: Numbers of features at the slots of the hosts. The widths are distributed over the test cases,
+            so that each width occurs with each blueprint, style and host.
     """
     import pytest
 
@@ -316,7 +322,8 @@ def contract(
         Case(name, style, kind, widths[(style + j + k) % len(widths)])
         for (j, name), style, (k, kind) in product(enumerate(names), Style, enumerate(KINDS_OF[topology]))
     ]
-    # Cases with the same host are adjacent, because the host's run without a seed is cached.
+    # Test cases with the same host are adjacent, because they share a cached training of the host without
+    # seed.
     return [
         pytest.param(case, id=str(case)) for case in sorted(cases, key=lambda case: (case.kind, case.width))
     ]

@@ -1,4 +1,5 @@
-"""Contract matrix for built-in blueprints and blueprints of the examples, and ``check_blueprint``."""
+"""Contract tests of the built-in blueprints and of the blueprints in examples/, and tests of
+``check_blueprint``."""
 
 from itertools import combinations, product
 
@@ -14,7 +15,7 @@ from examples import own_blueprint
 from tests.contracts.matrix import Case, registered
 from tests.contracts.rules import check_contract, check_incubation, contract
 
-# Importing the example registers its blueprints for the whole process; other tests must not see them.
+# The import of own_blueprint.py registers its blueprints, but other tests expect only built-in blueprints.
 unregister_blueprint("cross", "feature_map")
 unregister_blueprint("remember", "tokens")
 
@@ -24,16 +25,16 @@ TOKENS = ["attention", "norm", "lora", "lora_large", "mlp_small", "mlp", "flex_a
 
 
 @pytest.mark.parametrize("case", contract("feature_map") + contract("tokens") + contract("features"))
-def test_blueprint_keeps_the_contract(case: Case) -> None:
+def test_seed_of_every_blueprint_follows_all_rules_for_seeds_in_every_host(case: Case) -> None:
     check_contract(case)
 
 
 @pytest.mark.parametrize("style", range(4))
-def test_stack_keeps_the_contract_except_zero_at_birth(style: int) -> None:
+def test_stack_seed_follows_all_rules_for_seeds_except_zero_output_at_birth(style: int) -> None:
     check_contract(Case("stack", style, "tokens", 8), born_at_zero=False)
 
 
-def test_contract_matrix_covers_every_blueprint_style_host_and_width() -> None:
+def test_contract_cases_contain_every_pair_of_values_of_blueprint_style_host_and_width() -> None:
     hosts = {
         "feature_map": {"images", "images_batch", "plain_images"},
         "tokens": {"tokens", "plain_tokens"},
@@ -54,8 +55,8 @@ def test_contract_matrix_covers_every_blueprint_style_host_and_width() -> None:
 
 
 class Regularised(nn.Sequential):
-    """Seed with batch normalisation and dropout; its last layer starts at zero, so the first layers learn
-    slowly.
+    """Seed with batch normalisation and dropout; its last layer starts with zero weights, so that its first
+    layers learn slowly.
     """
 
     def __init__(self, width: int, bias: bool = False) -> None:
@@ -66,13 +67,13 @@ class Regularised(nn.Sequential):
 
 
 @pytest.mark.parametrize("case", contract("feature_map", ["cross"]) + contract("tokens", ["remember"]))
-def test_blueprint_of_the_example_keeps_the_contract(case: Case) -> None:
+def test_seeds_of_the_example_blueprints_follow_all_rules_for_seeds(case: Case) -> None:
     with registered("cross", own_blueprint.Cross), registered("remember", own_blueprint.Remember, "tokens"):
         check_contract(case)
 
 
 @pytest.mark.parametrize("case", contract("feature_map", ["regularised"], widths=[4]))
-def test_blueprint_with_batch_norm_and_dropout_keeps_the_contract(case: Case) -> None:
+def test_seed_with_batch_norm_and_dropout_follows_the_rules_for_seeds(case: Case) -> None:
     with registered("regularised", Regularised):
         check_contract(case, alive=False)
 
@@ -91,7 +92,7 @@ def test_check_contract_error_names_a_tensor_without_gradient() -> None:
 @pytest.mark.parametrize(
     ("name", "topology"), [("conv_heavy", "feature_map"), ("attention", "tokens"), ("mlp", "features")]
 )
-def test_check_blueprint_accepts_built_in_blueprints_and_keeps_the_random_state(
+def test_check_blueprint_accepts_built_in_blueprints_and_leaves_the_random_state_unchanged(
     name: str, topology: Topology
 ) -> None:
     position = torch.get_rng_state()
@@ -100,7 +101,7 @@ def test_check_blueprint_accepts_built_in_blueprints_and_keeps_the_random_state(
 
 
 class Rectified(nn.Sequential):
-    """Seed whose output stays zero, because a ReLU with input zero has gradient zero."""
+    """Seed that cannot learn: it ends in a ReLU with input zero, whose gradient is zero."""
 
     def __init__(self, width: int) -> None:
         super().__init__(nn.Linear(width, width), nn.ReLU())
@@ -116,7 +117,7 @@ class Acausal(Mirrored):
 
 
 class AddMean(nn.Module):
-    """Adds the mean over all tokens to the features."""
+    """Module that adds the mean over all tokens to the features of each token."""
 
     def forward(self, h: Tensor) -> Tensor:
         return h + h.mean(dim=1, keepdim=True)
@@ -131,7 +132,7 @@ def test_check_blueprint_error_names_tensors_without_gradient() -> None:
         check_blueprint("odd", "tokens", width=4)
 
 
-def test_check_blueprint_requires_causality_unless_disabled_and_a_width_that_fits() -> None:
+def test_check_blueprint_refuses_seeds_that_see_later_tokens_and_widths_that_do_not_fit() -> None:
     with registered("odd", Acausal, "tokens"):
         with pytest.raises(BlueprintError, match=r"blueprint 'odd' lets a token see later ones\. Mask them"):
             check_blueprint("odd", "tokens")

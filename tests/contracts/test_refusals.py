@@ -1,4 +1,4 @@
-"""Refused blueprints, slots and names: each raises one sentence and changes nothing."""
+"""Refused blueprints, slots and names: each raises a one-sentence error and leaves the network unchanged."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +28,7 @@ Build = Callable[[int], nn.Module]
 
 
 class Odd(nn.Module):
-    """Seed with one layer whose forward pass is a given wrong function."""
+    """Seed with one layer and a given ``forward`` function that violates a rule for seeds."""
 
     def __init__(self, layer: nn.Module, forward: Callable[[nn.Module, Tensor], object]) -> None:
         super().__init__()
@@ -39,17 +39,17 @@ class Odd(nn.Module):
 
 
 def odd(forward: Callable[[nn.Module, Tensor], object]) -> Build:
-    """Return a blueprint of a 1×1 convolution with a wrong ``forward`` function."""
+    """Return a blueprint of a 1×1 convolution whose ``forward`` violates a rule for seeds."""
     return lambda width: Odd(nn.Conv2d(width, width, 1), forward)
 
 
 non_zero = odd(lambda layer, h: h + 0 * layer(h))
-"""Returns its input as delta; the blueprint check uses features from −1 to 1."""
+"""Blueprint of a seed that returns its input as delta, which is not zero at birth."""
 undefined = odd(lambda layer, h: 0 * layer(h) / 0)
 two_results = odd(lambda layer, h: (h, h))
 non_zero_in_evaluation = odd(lambda layer, h: layer(h) * (0.0 if layer.training else 1.0))
 overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
-"""Returns a delta of zero, but applies ReLU to the host's features in place."""
+"""Blueprint of a seed with delta zero that changes the host's features by an in-place ReLU."""
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ overwriting = odd(lambda layer, h: 0 * layer(h.relu_()))
         (lambda width: nn.GroupNorm(3, width), r"'odd' fails on features of shape \(4, 4, 4\): .*divisible"),
     ],
 )
-def test_refused_blueprint_changes_nothing_and_another_seed_can_be_planted(
+def test_refused_blueprint_leaves_the_network_unchanged_and_does_not_prevent_planting_another_seed(
     build: Build, sentence: str
 ) -> None:
     trial = begin("images", 4)
@@ -82,8 +82,8 @@ def test_refused_blueprint_changes_nothing_and_another_seed_can_be_planted(
 
 
 def everything(trial: Trial) -> dict[str, Tensor]:
-    """Return weights, optimiser state, slot table, random states and outputs."""
-    # States are compared as bytes, because missing measurements are NaN.
+    """Return weights, optimiser state, slot table, random states and outputs, to compare them later."""
+    # Slot tables are compared as bytes, because unknown measurements are NaN and NaN does not equal NaN.
     arrays = {name: bytearray(array.tobytes()) for name, array in trial.model.table.arrays().items()}
     table = {f"table.{name}": torch.frombuffer(a, dtype=torch.uint8) for name, a in arrays.items()}
     outputs = dict(zip(("evaluated", "trained"), trial.outputs(), strict=True))
@@ -102,7 +102,7 @@ def assert_as_before(trial: Trial, before: dict[str, Tensor]) -> None:
 
 @pytest.mark.parametrize("name", ["attention", "flex_attention"])
 @pytest.mark.parametrize("width", [1, 6, 9])
-def test_attention_is_refused_and_nothing_changes_if_its_heads_do_not_divide_the_width(
+def test_attention_seed_is_refused_if_its_number_of_heads_does_not_divide_the_slot_width(
     name: str, width: int
 ) -> None:
     trial = begin("tokens", width)
@@ -128,7 +128,7 @@ class Widening(Host):
         self.segments = nn.ModuleList(layers)
 
 
-def test_blueprint_is_selectable_if_it_fits_some_slot_and_refused_in_slots_it_does_not_fit() -> None:
+def test_blueprint_that_fits_only_some_slots_is_selectable_but_refused_in_the_other_slots() -> None:
     nowhere = begin("tokens", 6)
     space = nowhere.model.action_space
     names = [space.blueprint_names[index] for index in space.blueprints]
@@ -146,7 +146,7 @@ def test_blueprint_is_selectable_if_it_fits_some_slot_and_refused_in_slots_it_do
     assert germinate(model, "attention", 0, slot=1).succeeded
 
 
-def test_multiple_of_restricts_a_blueprint_to_fitting_widths() -> None:
+def test_blueprint_with_multiple_of_2_fits_only_slots_of_even_width() -> None:
     with registered("pairs", non_zero, multiple_of=2):
         spec = blueprint_named("pairs", "feature_map")
         assert [width for width in range(1, 7) if spec.fits(width, copyable=True)] == [2, 4, 6]
@@ -163,7 +163,7 @@ def test_multiple_of_restricts_a_blueprint_to_fitting_widths() -> None:
 # --- slots and names ----------------------------------------------------------------------------
 
 
-def test_germination_is_refused_in_an_occupied_slot_and_without_an_optimiser() -> None:
+def test_germination_in_an_occupied_slot_or_in_a_network_without_an_optimiser_is_refused() -> None:
     trial = planted(Case("conv_light", 0, "images", 4))
     first = trial.model.slot(SLOT).seed
     with pytest.raises(SlotError, match="slot r0c0 holds a seed already; prune it before the next one"):
@@ -174,7 +174,7 @@ def test_germination_is_refused_in_an_occupied_slot_and_without_an_optimiser() -
         model.germinate(SLOT, 1, 0)
 
 
-def test_blueprint_name_is_refused_if_its_topology_has_it_already() -> None:
+def test_blueprint_name_is_refused_if_it_is_already_registered_for_its_topology() -> None:
     with pytest.raises(
         BlueprintError,
         match=r"blueprint 'norm' is registered for feature_map already; choose another name"
@@ -190,8 +190,9 @@ def test_blueprint_name_is_refused_if_its_topology_has_it_already() -> None:
     assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [8, 8]
 
 
-def test_user_blueprints_take_the_free_indices_of_their_topology_until_none_is_left() -> None:
-    # Feature maps use nine of 13 blueprint indices: NOOP, seven built-in blueprints and stack.
+def test_user_blueprints_get_free_action_indices_and_are_refused_when_none_is_left() -> None:
+    # Of the 13 blueprint indices for feature maps, nine are in use: by NOOP, seven built-in blueprints and
+    # ``stack``.
     with ExitStack() as own:
         for letter in "abcd":
             own.enter_context(registered(letter, non_zero))
@@ -199,14 +200,13 @@ def test_user_blueprints_take_the_free_indices_of_their_topology_until_none_is_l
         assert blueprint_names(["tokens"])[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
         with pytest.raises(
             BlueprintError,
-            match=r"no action index is left for blueprint 'f': feature_map hosts take at most 5 blueprints"
-            r" of a user's own; unregister one first",
+            match=r"no action index is left for blueprint 'f': feature_map hosts have .*stack, a, b, c, d; ",
         ):
             own.enter_context(registered("f", non_zero))
     assert len(specs_for("feature_map")) == 8
 
 
-def test_built_in_blueprint_registered_again_keeps_its_index() -> None:
+def test_built_in_blueprint_that_is_unregistered_and_registered_again_keeps_its_action_index() -> None:
     built_in = blueprint_named("bottleneck", "feature_map")
     unregister_blueprint("bottleneck", "feature_map")
     try:
@@ -216,7 +216,7 @@ def test_built_in_blueprint_registered_again_keeps_its_index() -> None:
         register_blueprint("bottleneck", topology="feature_map")(built_in.build)
 
 
-def test_unknown_blueprints_and_topologies_are_refused_with_similar_names() -> None:
+def test_error_for_an_unknown_blueprint_or_topology_suggests_similar_names() -> None:
     with pytest.raises(
         UnknownNameError,
         match=r"unknown blueprint for feature_map hosts 'conv_lite'; did you mean conv_light or conv_small",

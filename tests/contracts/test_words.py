@@ -1,4 +1,4 @@
-"""Check that retired terms occur in no code, flag, column, screen or document."""
+"""Check that retired terms occur in no code, flag, telemetry column, terminal text or document."""
 
 import re
 import subprocess
@@ -17,12 +17,12 @@ RETIRED = {
     r"paid|unpaid|bookkeeper|books|standings?": "reward terms, reward log, reward inputs",
     r"siblings?": "(removed)",
 }
-"""Patterns of retired words and parts of identifiers, with their replacements."""
+"""Regular expressions of retired words and parts of identifiers, with their replacements."""
 SUCCESSORS = tuple(RETIRED.values())
 ALLOWED = re.compile(
     r"stroke-line(?:cap|join)[=:] ?\\?\"?round|Math\.round|\.round\(|[\"/]decider[\"`]|outlives|adr/[\w-]+"
 )
-"""Allowed uses of retired words: names of other projects, and the random controller's stream name."""
+"""Allowed uses of retired words: names in SVG and JavaScript, names of ADR files and of a random stream."""
 SUFFIXES = (".py", ".md", ".js", ".html", ".css", ".j2", ".toml")
 EXEMPT = re.compile(r"^(?:docs/adr/|CHANGELOG|experiments/|tests/contracts/test_words|src/.*/vendor/|\.)")
 WORDS = re.compile(
@@ -43,7 +43,7 @@ def tracked_files() -> list[str]:
 
 def retired_words(text: str) -> list[str]:
     """Return each retired word in ``text`` with its line and its replacement."""
-    # Parts of camel-case names are checked as separate words.
+    # The words of a camel-case name are checked separately.
     spread = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "\u200b", ALLOWED.sub("", text))
     return [
         f"{spread.count(chr(10), 0, match.start()) + 1}: {match[0]!r}; say {SUCCESSORS[match.lastindex - 1]}"
@@ -56,7 +56,7 @@ def retired_words(text: str) -> list[str]:
     "text",
     ["one life", "two lives", "LifeReport", "evaluate_lives", "round 3", "--decider", "a Thought", "judged"],
 )
-def test_retired_words_are_found_in_any_spelling(text: str) -> None:
+def test_retired_words_are_found_in_capitals_plurals_and_identifiers(text: str) -> None:
     assert len(retired_words(text)) == 1
 
 

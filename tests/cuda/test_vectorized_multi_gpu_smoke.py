@@ -38,7 +38,7 @@ def rows_of(directory: Path) -> list[dict[str, Any]]:
 
 
 def check_map(directory: Path, devices: Sequence[str], said: str) -> None:
-    """Check that the device of every environment is printed and stored with the run."""
+    """Check that the device of every environment is printed and stored in the run row."""
     [run] = read_rows(directory, RunRow)
     assert run.devices == [devices[env % len(devices)] for env in range(ENVS)]
     assert said == f"esper: {devices[0]} runs environments 0, 2; {devices[1]} runs environments 1, 3\n"

@@ -1,4 +1,4 @@
-"""Digests of a growing network's weights after three epochs, for built-in hosts and several ways to grow.
+"""Digests of weights after three epochs of growth, for every built-in host and several training settings.
 
 Run ``python -m tests.golden.growth_digests`` to print the digests of the present code as JSON.
 """
@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ INCUBATING = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epoc
 
 
 def task_of(host: str, way: str) -> TaskSpec:
-    """Return a short task on the embedded data, for a host of kind cnn, residual or gpt."""
+    """Return a short task on digits or source code, for a host of kind cnn, residual or gpt."""
     base = replace(task_named("pycode" if host == "gpt" else "digits"), horizon=5, batches_per_epoch=8)
     if host == "residual":
         instances = InstanceDistribution(widths=((8, 8, 8),), learning_rates=(0.02,), trunks=(1,))
@@ -37,7 +38,7 @@ def task_of(host: str, way: str) -> TaskSpec:
 
 
 def actions_of(env: MorphEnv, host: str, way: str) -> list[np.ndarray]:
-    """Return the actions of three steps: two germinations, then WAIT."""
+    """Return the actions of the first three steps: two germinations, then WAIT."""
     light = "mlp_small" if host == "gpt" else "conv_light"
     blueprint = "stack" if way == "stack" else light
     style = "gated_gate" if way == "gated" else "linear_add"
@@ -67,7 +68,7 @@ def grown(host: str, way: str) -> MorphEnv:
 
 
 def digest(env: MorphEnv) -> dict[str, object]:
-    """Return an order-independent digest of all weights, their sum of squares, FLOPs and validation loss."""
+    """Return digest, number of tensors and sum of squares of the weights, FLOPs, and validation loss."""
     weights = [tensor.detach().contiguous() for tensor in tensors_of(env)]
     parts = sorted(hashlib.sha256(w.numpy().tobytes()).hexdigest() for w in weights)
     return {
@@ -80,14 +81,21 @@ def digest(env: MorphEnv) -> dict[str, object]:
 
 
 def cases() -> list[tuple[str, str]]:
-    """Return all pairs of host and way to grow; a CNN host has no block that could be copied."""
+    """Return all pairs (host, way to grow) except (cnn, stack), because a CNN host has no block to copy."""
     ways = ("conv_light", "gated", "stack", "incubating", "wsd", "budget")
     return [(h, w) for h in ("cnn", "residual", "gpt") for w in ways if (h, w) != ("cnn", "stack")]
 
 
 def machine() -> str:
-    """Return versions and processor features that can change the last bit of a trained weight."""
-    return f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    """Return torch version, processor model and vector instructions, which can change the last bit of a
+    weight.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().split("\n\n")[0].splitlines() if cpuinfo.exists() else []
+    known = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    model = "/".join(known.get(key, "?") for key in ("vendor_id", "cpu family", "model"))
+    vectors = sorted(f for f in known.get("flags", "").split() if f.startswith(("avx", "amx", "fma")))
+    return f"torch {torch.__version__}, {model}, {' '.join(vectors)}"
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ Case = dict[str, Any]
 
 
 def cases(kind: str, *libraries: str) -> list[Any]:
-    """Return all golden cases of a kind; the id of a case is the library that computed its values."""
+    """Return recorded cases of one kind as pytest parameters; each id begins with the reference library."""
     found = [(f"{name}-{i}", case) for name in libraries for i, case in enumerate(load(name)[kind])]
     return [pytest.param(case, id=name) for name, case in found]
 
@@ -24,13 +24,13 @@ def close(found: Tensor, wanted: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("case", cases("gae", "stable_baselines3", "torchrl"))
-def test_gae_equals_the_reference_library(case: Case) -> None:
+def test_gae_equals_the_advantages_of_the_reference_library(case: Case) -> None:
     names = ("rewards", "values", "next_values", "terminated", "ended")
     rows = [torch.tensor(case[name]) for name in names]
     close(gae(*rows, gamma=case["gamma"], lam=case["lam"]), case["advantages"])
 
 
-def test_golden_episodes_contain_terminations_and_truncations() -> None:
+def test_recorded_episodes_for_gae_contain_terminations_and_truncations() -> None:
     kinds = {
         (
             library,
@@ -47,7 +47,7 @@ def test_golden_episodes_contain_terminations_and_truncations() -> None:
 
 
 @pytest.mark.parametrize("case", cases("masked", "sb3_contrib"))
-def test_masked_probabilities_and_entropies_equal_the_reference_library(case: Case) -> None:
+def test_masked_probabilities_and_entropies_equal_those_of_the_reference_library(case: Case) -> None:
     mask = torch.tensor(case["mask"])
     ours = MaskedCategorical(torch.tensor(case["logits"]), mask)
     close(ours.probs, case["probs"])
@@ -55,12 +55,12 @@ def test_masked_probabilities_and_entropies_equal_the_reference_library(case: Ca
     legal = mask.sum(dim=-1)
     assert {1, len(case["mask"][0])} < set(legal.tolist()), "cases with one, some and all choices"
     largest = torch.tensor([math.log(count) for count in legal.tolist()])
-    # esper divides the entropy by ln(number of legal values)
+    # Esper divides the entropy by ln(number of legal values).
     close(ours.entropy() * largest, case["entropies"])
 
 
 def log_probs_of(logits: list[Any], actions: list[int], requires_grad: bool = False) -> tuple[Tensor, Tensor]:
-    """Return logits, and log-probabilities ``[1, row, 8]`` that are 0 in all heads but one."""
+    """Return logits, and log-probabilities ``[env, step, head]`` that are 0 in all heads but one."""
     leaf = torch.tensor(logits, requires_grad=requires_grad)
     chosen = MaskedCategorical(leaf, torch.ones(leaf.shape, dtype=torch.bool)).log_prob(torch.tensor(actions))
     return leaf, torch.nn.functional.pad(chosen.unsqueeze(-1), (0, 7)).unsqueeze(0)
@@ -68,7 +68,9 @@ def log_probs_of(logits: list[Any], actions: list[int], requires_grad: bool = Fa
 
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("case", cases("clipped", "torchrl"))
-def test_clipped_policy_loss_and_gradient_equal_the_reference_library(case: Case, per_head: bool) -> None:
+def test_clipped_policy_loss_and_gradient_equal_those_of_the_reference_library(
+    case: Case, per_head: bool
+) -> None:
     logits, new = log_probs_of(case["logits"], case["actions"], requires_grad=True)
     _, old = log_probs_of(case["old_logits"], case["actions"])
     advantages = torch.tensor([case["advantages"]])
@@ -84,7 +86,7 @@ def test_clipped_policy_loss_and_gradient_equal_the_reference_library(case: Case
 
 
 @pytest.mark.parametrize("case", cases("clipped", "torchrl"))
-def test_clipped_value_loss_and_gradient_equal_the_reference_library(case: Case) -> None:
+def test_clipped_value_loss_and_gradient_equal_those_of_the_reference_library(case: Case) -> None:
     values = torch.tensor([case["values"]], requires_grad=True)
     old, returns = torch.tensor([case["old_values"]]), torch.tensor([case["returns"]])
     loss = value_loss(values, old, returns, clip=case["value_clip"], rows=values.numel())
@@ -95,6 +97,6 @@ def test_clipped_value_loss_and_gradient_equal_the_reference_library(case: Case)
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.filterwarnings("default")  # Warnings of the reference library do not fail the test.
-def test_stored_goldens_equal_the_installed_reference_library(library: str) -> None:
+def test_recorded_reference_values_equal_those_of_the_installed_reference_library(library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed: see tools/make_goldens.py")
     assert find_differences(generate(library), load(library)) == []

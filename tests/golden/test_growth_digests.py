@@ -1,4 +1,4 @@
-"""Grown networks end with the weights recorded at commit c0fdec3, before the engines were merged."""
+"""Weights of grown networks equal the weights that were recorded at commit c0fdec3."""
 
 import json
 from pathlib import Path
@@ -20,5 +20,5 @@ def test_weights_after_three_epochs_of_growth_equal_recorded_weights(host: str, 
     assert (found["tensors"], found["flops"]) == (wanted["tensors"], wanted["flops"])
     assert found["squares"] == pytest.approx(wanted["squares"], rel=1e-3)
     assert found["val_loss"] == pytest.approx(wanted["val_loss"], rel=1e-2)
-    if growth_digests.machine() == RECORDED["machine"]:  # On other machines the last bits of weights differ.
+    if growth_digests.machine() == RECORDED["machine"]:  # Last bits of weights depend on the machine.
         assert found["sha256"] == wanted["sha256"]

@@ -1,4 +1,4 @@
-"""A small network and its data for tests of the diagnosis."""
+"""Small network and data for tests of ``esper.diagnose``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def features(net: nn.Module, rng_seed: int = 0, samples: int = 512) -> tuple[Tensor, Tensor]:
-    """Return inputs of five numbers, and as targets two sines of sums of the inputs."""
+    """Return inputs of five features, and two targets: sines of sums of the features."""
     x = torch.randn(samples, 5, generator=torch.Generator().manual_seed(rng_seed))
     return x, torch.sin(2 * torch.stack([x[:, :3].sum(1), x[:, 2:].sum(1)], 1))
 
@@ -22,7 +22,7 @@ def loaders(data: Callable[..., tuple[Tensor, Tensor]]) -> tuple[DataLoader[Any]
 
 
 class Net(nn.Module):
-    """Return a network with BatchNorm, dropout, mixed modes, frozen weights and hooks."""
+    """Network of three linear layers with BatchNorm and dropout."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks of transformers from tiny configurations, with random weights."""
+"""Tiny models of the package ``transformers`` with random weights."""
 
 import torch
 from transformers import (

@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Network with BatchNorm, an in-place ReLU that runs twice per block, and stages as Sequential."""
+    """ResNet with BatchNorm; the in-place ReLU of each block runs twice per forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class ViT(nn.Module):
 
 
 class TextEncoder(nn.Module):
-    """Encoder with a padding mask; torch packs the tokens of a batch in evaluation mode."""
+    """Transformer encoder with a padding mask, for which torch uses nested tensors in eval mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Transformer whose embedding and head share a weight, with optional targets in the forward pass."""
+    """GPT whose embedding and output layer share a weight; ``forward`` returns a loss if given targets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class GPT(nn.Module):
 
 
 class GRUNet(nn.Module):
-    """Regression network with a GRU, whose output is a tuple."""
+    """Regression network with a GRU layer, which returns a tuple."""
 
     def __init__(self, batch_first: bool = True) -> None:
         super().__init__()
@@ -283,7 +283,8 @@ class DictNet(nn.Module):
 
 
 class Case(NamedTuple):
-    """Test case: a network, a batch, seeds to plant, and a function that returns one tensor of the output."""
+    """Network to grow in a test: constructor, input batch, seeds, and a function that selects a tensor of the
+    output."""
 
     build: Callable[[], nn.Module]
     sample: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""``esper.diagnose`` leaves its inputs unchanged, keeps its limits, and reports a verdict."""
+"""``esper.diagnose`` leaves network and loaders unchanged, ends within its time, and reports a verdict."""
 
 import json
 import math
@@ -23,7 +23,7 @@ from tests.growth.diagnosed import Net, features, loaders
 
 
 def everything(net: nn.Module, optimizer: Any, train: Any) -> dict[str, Any]:
-    """Return everything that a diagnosis could change, in a form that ``==`` compares."""
+    """Return the state of network, optimiser, loader and random generators, comparable by ``==``."""
     return {
         "weights": {name: value.tolist() for name, value in net.state_dict().items()},
         "gradients": {name: p.grad is None or p.grad.tolist() for name, p in net.named_parameters()},
@@ -91,7 +91,7 @@ def test_same_network_and_data_give_the_same_diagnosis() -> None:
 
 
 def linear_but_for_the_head() -> nn.Module:
-    """Network whose second stage returns one number, which is too narrow for the task."""
+    """Return a linear network whose second layer has one output, too few for the task."""
     return nn.Sequential(nn.Linear(5, 16), nn.Linear(16, 1), nn.Linear(1, 16), nn.Linear(16, 2))
 
 
@@ -106,7 +106,7 @@ def train_for(net: nn.Module, steps: int, data: tuple[Tensor, Tensor]) -> nn.Mod
     return net
 
 
-def test_verdict_is_grow_at_the_layer_that_is_too_narrow() -> None:
+def test_diagnosis_recommends_a_seed_before_the_layer_that_is_too_narrow() -> None:
     torch.manual_seed(0)
     train, val = loaders(
         lambda *a: (features(*a)[0], features(*a)[0].abs().sum(1, keepdim=True).expand(-1, 2))
@@ -117,12 +117,12 @@ def test_verdict_is_grow_at_the_layer_that_is_too_narrow() -> None:
     )
     assert (found.verdict, found.place, found.blueprint) == ("grow", "0", "mlp_small")
     best = found.rows[0]
-    # FLOPs of a seed of width 16: 2 branches with 2 layers of 16² weights, two FLOPs per weight.
+    # FLOPs per sample of a seed of width 16: 2 branches of 2 layers with 16² weights, two FLOPs per weight.
     assert (best.parameters, best.flops) == (1088, 2048)
     assert best.gain_per_thousand == pytest.approx(-best.change.mean / 1.088)
 
 
-def test_verdict_of_a_network_stopped_early_is_train_longer_first() -> None:
+def test_diagnosis_of_an_untrained_network_of_sufficient_size_recommends_longer_training() -> None:
     torch.manual_seed(0)
     train, val = loaders(lambda *a: (features(*a)[0], features(*a)[0][:, :2] * 2))
     net = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2))
@@ -131,7 +131,7 @@ def test_verdict_of_a_network_stopped_early_is_train_longer_first() -> None:
     assert found.place is None
 
 
-def test_verdict_is_nowhere_if_the_rest_of_the_loss_is_noise() -> None:
+def test_diagnosis_recommends_no_seed_if_targets_are_independent_of_the_inputs() -> None:
     def noise(_net: Any, rng_seed: int, samples: int = 512) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(rng_seed)
         return torch.randn(samples, 5, generator=generator), torch.randn(samples, 2, generator=generator)
@@ -145,7 +145,7 @@ def test_verdict_is_nowhere_if_the_rest_of_the_loss_is_noise() -> None:
     assert found.verdict == "nowhere"
 
 
-def test_diagnosis_of_a_frozen_backbone_has_candidates_and_an_unchanged_control() -> None:
+def test_candidates_in_a_frozen_network_lower_the_loss_while_the_control_does_not_change() -> None:
     torch.manual_seed(0)
     train, val = loaders(features)
     net = Net().requires_grad_(False)
@@ -155,7 +155,7 @@ def test_diagnosis_of_a_frozen_backbone_has_candidates_and_an_unchanged_control(
     assert found.rows[0].change.mean < 0
 
 
-def test_dict_batches_are_passed_to_the_loss_unchanged() -> None:
+def test_loss_function_of_a_diagnosis_receives_batches_that_are_dicts_unchanged() -> None:
     torch.manual_seed(0)
     train = [{"x": x, "y": y} for x, y in zip(*(t.split(32) for t in features(None, 1, 128)), strict=True)]
     found = diagnose(
@@ -180,39 +180,39 @@ def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 1
 @pytest.mark.parametrize(
     ("best", "control", "verdict"),
     [
-        # The validation loss is 1, so changes of the loss below 0.02 are ignored.
+        # The validation loss is 1, so the verdict ignores changes of the loss below 2 % of it, 0.02.
         (row((-0.30, 0.01), (-0.30, 0.01)), (0.0, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.20, 0.01)), (-0.10, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.02, 0.01)), (-0.28, 0.01), "train longer first"),
-        # The seed's gain over the control, 0.04, is less than half of the gain of longer training, 0.26.
+        # Longer training lowers the loss by 0.26. The seed adds 0.04, less than half of 0.26.
         (row((-0.30, 0.01), (-0.04, 0.01)), (-0.26, 0.01), "train longer first"),
         (row((-0.10, 0.01), (0.30, 0.01)), (-0.40, 0.01), "train longer first"),
-        # The decrease of 0.005 exceeds its standard error but not the threshold of 0.02.
+        # The loss decrease of 0.005 exceeds its standard error but not the threshold of 0.02.
         (row((-0.005, 0.001), (-0.005, 0.001)), (0.0, 0.001), "nowhere"),
         (row((0.2, 0.01), (0.2, 0.01)), (0.1, 0.01), "nowhere"),
-        # The decrease of 0.20 is less than two standard errors of 0.15.
+        # The loss decrease of 0.20 is less than two standard errors, 2 · 0.15 = 0.30.
         (row((-0.20, 0.15), (-0.20, 0.15)), (0.0, 0.01), "unclear"),
-        # One part of validation data gives no standard error.
+        # The standard error is unknown (NaN) if the validation data has only one chunk.
         (row((-0.20, math.nan), (-0.20, math.nan)), (0.0, math.nan), "unclear"),
     ],
 )
-def test_verdict_depends_on_change_error_and_control(
+def test_verdict_of_a_diagnosis_depends_on_loss_changes_of_candidate_and_control_and_on_their_errors(
     best: CandidateRow, control: tuple[float, float], verdict: str
 ) -> None:
     assert decide(1.0, [best], Paired(*control))[0] == verdict
 
 
-def test_candidate_with_most_steps_is_recommended_even_if_another_has_a_larger_gain() -> None:
+def test_diagnosis_recommends_the_candidate_trained_longest_even_if_another_lowers_the_loss_more() -> None:
     long, short = row((-0.3, 0.01), (-0.3, 0.01), 200), row((-0.4, 0.01), (-0.4, 0.01), 50)
     assert decide(1.0, [short, long], Paired(0.0, 0.01))[1] is long
 
 
-def test_verdict_is_unclear_if_no_candidate_ran() -> None:
+def test_verdict_of_a_diagnosis_is_unclear_if_no_candidate_was_trained() -> None:
     assert decide(1.0, [CandidateRow("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
 
 
 @pytest.mark.parametrize("minutes", [0.0, 0.02])
-def test_diagnosis_ends_within_its_minutes(minutes: float) -> None:
+def test_diagnosis_ends_within_the_given_minutes(minutes: float) -> None:
     train, val = loaders(features)
     started = time.monotonic()
     found = diagnose(Net(), train, val, loss=F.mse_loss, minutes=minutes)
@@ -250,7 +250,9 @@ def changing(batches: int) -> Iterator[Any]:
         ({"blueprints": "mpl"}, "unknown blueprint for features hosts 'mpl'; did you mean mlp"),
     ],
 )
-def test_diagnose_refuses_bad_input_with_one_sentence(change: dict[str, Any], sentence: str) -> None:
+def test_diagnose_refuses_invalid_arguments_with_a_one_sentence_error(
+    change: dict[str, Any], sentence: str
+) -> None:
     train, val = loaders(features)
     given = {"train_loader": train, "val_loader": val, "loss": F.mse_loss, "slots": "second", "minutes": 5}
     given |= change
@@ -279,7 +281,7 @@ def test_text_of_a_diagnosis_starts_with_the_verdict_and_has_dashes_for_unknown_
     assert lines[7].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
 
 
-def test_html_of_a_diagnosis_has_every_candidate_and_escapes_names() -> None:
+def test_html_of_a_diagnosis_has_a_row_per_candidate_and_escapes_slot_names() -> None:
     page = shown()._repr_html_()
     assert "&lt;there&gt;" in page
     assert page.count("<tr>") == 4
@@ -292,7 +294,7 @@ def test_json_of_a_diagnosis_has_null_for_unknown_values() -> None:
     assert read["rows"][0]["gain_per_thousand"] == pytest.approx(0.301)
 
 
-def test_split_of_a_batch_keeps_type_and_keys() -> None:
+def test_batch_of_a_nested_dict_is_split_into_dicts_with_the_same_keys() -> None:
     parts = parts_of({"x": torch.arange(5), "k": 3, "n": [torch.arange(10).view(5, 2)]}, 2)
     assert [part["x"].tolist() for part in parts] == [[0, 1], [2, 3, 4]]
     assert [part["n"][0].shape for part in parts] == [(2, 2), (3, 2)]
@@ -302,7 +304,7 @@ def test_split_of_a_batch_keeps_type_and_keys() -> None:
 # --- planting after the diagnosis ---------------------------------------------------------------------
 
 
-def test_planted_seed_is_permanent_and_compare_reports_its_gain_with_the_prediction() -> None:
+def test_method_compare_reports_predicted_and_actual_change_of_the_loss_after_planting() -> None:
     torch.manual_seed(0)
     train, val = loaders(
         lambda *a: (features(*a)[0], features(*a)[0].abs().sum(1, keepdim=True).expand(-1, 2))
@@ -318,14 +320,14 @@ def test_planted_seed_is_permanent_and_compare_reports_its_gain_with_the_predict
     train_for(net, 200, train.dataset.tensors)  # type: ignore[attr-defined]
     realised = found.compare(net)
     assert realised.predicted == found.rows[0].change
-    # The expected loss is the mean over the whole validation data, without splitting it into parts.
+    # The expected loss is computed in one forward pass over all validation data, not as a mean over chunks.
     mean = F.mse_loss(net(val.dataset.tensors[0]), val.dataset.tensors[1]).item()  # type: ignore[attr-defined]
     assert found.val_loss + realised.realised.mean == pytest.approx(mean, rel=1e-4)
     assert "mlp_small at 0: predicted -" in str(found)
     assert json.loads(found.json())["realised"][0]["place"] == "0"
 
 
-def test_refused_plant_leaves_the_network_unchanged() -> None:
+def test_plant_with_invalid_arguments_is_refused_and_leaves_the_network_unchanged() -> None:
     net = Net()
     keys = list(net.state_dict())
     with pytest.raises(EsperError, match="unknown blueprint"):

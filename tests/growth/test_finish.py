@@ -1,4 +1,4 @@
-"""``Growth.finish`` merges linear seeds, leaves other parts of the network unchanged, checks the output."""
+"""``Growth.finish`` merges linear seeds, leaves other modules unchanged and compares the outputs."""
 
 import copy
 from collections import OrderedDict
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from esper.growth import Growth, GrowthWarning
 from esper.kasmina import Mirrored, register_blueprint
 from esper.kasmina.blueprints import unregister_blueprint
-from esper.kasmina.plain import plain_on_error
 from esper.leyline.errors import BlueprintError, EsperError, HostError
 from tests.growth.hf_models import bert, gpt2, tokens
 from tests.growth.models import GPT, ResNet, mlp
@@ -34,7 +33,7 @@ def _same_weights() -> None:
     torch.manual_seed(0)
 
 
-def test_linear_seed_after_a_linear_layer_is_merged_into_its_weight() -> None:
+def test_finish_merges_a_linear_seed_after_a_linear_layer_into_the_weight_of_that_layer() -> None:
     net, x = mlp(), torch.randn(4, 5)
     keys = list(net.state_dict())
     growth = planted(net, x, ("2", "lora"), alpha=0.5)
@@ -45,12 +44,13 @@ def test_linear_seed_after_a_linear_layer_is_merged_into_its_weight() -> None:
     net = growth.finish()
     assert list(net.state_dict()) == keys
     torch.testing.assert_close(net(x), wanted, rtol=1e-4, atol=1e-5)
-    # Optimiser and state hold the six tensors of three layers; the seed's four tensors are removed.
+    # The seed is merged, so the optimiser contains the six tensors of the three layers but not the four
+    # tensors of the seed.
     assert [len(group["params"]) for group in optimizer.param_groups] == [6]
     assert len(optimizer.state) == 6
 
 
-def test_linear_seed_is_not_merged_into_a_weight_of_low_precision() -> None:
+def test_finish_does_not_merge_a_linear_seed_into_a_bfloat16_weight() -> None:
     net, x = mlp().bfloat16(), torch.randn(64, 5).bfloat16()
     growth = planted(net, x, ("2", "lora"))
     wanted = net(x)
@@ -58,7 +58,7 @@ def test_linear_seed_is_not_merged_into_a_weight_of_low_precision() -> None:
     assert any("grown" in name for name in net.state_dict())
 
 
-def test_linear_seed_is_not_merged_into_a_shared_weight() -> None:
+def test_finish_does_not_merge_a_linear_seed_into_a_weight_shared_by_two_layers() -> None:
     net, x = GPT(), torch.randint(11, (4, 6))
     growth = planted(net, x, ("lm_head", "lora"))
     wanted, embedded = net.eval()(x)[0], net.wte.weight.clone()
@@ -67,7 +67,7 @@ def test_linear_seed_is_not_merged_into_a_shared_weight() -> None:
     assert torch.equal(net.wte.weight, embedded)
 
 
-def test_finish_keeps_containers_attributes_and_hooks() -> None:
+def test_finish_leaves_containers_attributes_and_hooks_of_the_network_unchanged() -> None:
     net, x = ResNet(), torch.randn(4, 1, 8, 8)
     net.note = "mine"
     calls: list[str] = []
@@ -85,14 +85,14 @@ def test_finish_keeps_containers_attributes_and_hooks() -> None:
     assert [type(child).__name__ for child in net.layer2] == ["BasicBlock", "BasicBlock"]
 
 
-def test_finished_network_keeps_an_alpha_below_one() -> None:
+def test_finished_network_has_the_same_output_if_a_seed_has_an_alpha_below_one() -> None:
     net, x = mlp(), torch.randn(4, 5)
     growth = planted(net, x, ("1", "mlp"), alpha=0.25)
     wanted = net(x)
     assert torch.equal(growth.finish()(x), wanted)
 
 
-def test_finished_network_continues_with_its_optimiser_and_can_grow_again() -> None:
+def test_finished_network_trains_with_the_same_optimiser_and_can_grow_again() -> None:
     net, x = mlp(), torch.randn(4, 5)
     growth = planted(net, x, ("1", "mlp"))
     optimizer = growth.network.groups.optimisers[0]
@@ -102,7 +102,7 @@ def test_finished_network_continues_with_its_optimiser_and_can_grow_again() -> N
     optimizer.step()
     assert not [name for name, p in net.named_parameters() if torch.equal(p, before[name])]
     again = Growth(net, optimizer, sample=x)
-    # Layers of the finished network are slots; layers inside the merged seed are not.
+    # The new growth finds slots at layers of the network, but not at layers inside the earlier seed.
     assert again.slots == ("0", "2")
     again.finish()
     again = planted(net, x, ("1", "lora"))
@@ -111,7 +111,7 @@ def test_finished_network_continues_with_its_optimiser_and_can_grow_again() -> N
 
 
 class Fickle(nn.Module):
-    """Network whose output depends on whether it has a slot."""
+    """Network whose output changes when ``finish`` removes its slot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Fickle(nn.Module):
         return self.head(self.first(x)) + float(hasattr(self.first, "esper_slot"))
 
 
-def test_finish_that_would_change_the_output_is_refused_and_names_the_slot() -> None:
+def test_finish_is_refused_with_the_slot_id_if_it_would_change_the_output() -> None:
     net, x = Fickle(), torch.randn(4, 5)
     growth = planted(net, x, ("first", "mlp"), ("head", "norm"))
     wanted, state = net(x), copy.deepcopy(net.state_dict())
@@ -143,7 +143,7 @@ class Branching(Mirrored):
         return super().forward(h) if h.sum() > 0 else super().forward(h) * 1.0
 
 
-def test_seed_that_cannot_be_traced_is_refused() -> None:
+def test_finish_is_refused_if_it_cannot_trace_a_seed_that_contains_classes_of_esper() -> None:
     register_blueprint("branching", topology="features")(Branching)
     try:
         growth = planted(mlp(), torch.randn(4, 5), ("1", "branching"))
@@ -155,7 +155,7 @@ def test_seed_that_cannot_be_traced_is_refused() -> None:
         unregister_blueprint("branching", "features")
 
 
-def test_seed_of_torch_modules_only_is_kept_without_tracing() -> None:
+def test_finish_does_not_trace_a_seed_without_classes_of_esper() -> None:
     class Odd(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
@@ -174,7 +174,7 @@ def test_seed_of_torch_modules_only_is_kept_without_tracing() -> None:
         unregister_blueprint("odd", "features")
 
 
-def test_network_that_is_a_container_keeps_length_and_order() -> None:
+def test_growth_and_finish_leave_length_and_order_of_a_sequential_network_unchanged() -> None:
     net = nn.Sequential(OrderedDict(a=nn.Linear(5, 8), b=nn.ReLU(), c=nn.Linear(8, 3)))
     growth = planted(net, torch.randn(4, 5), ("b", "mlp"))
     assert (len(net), [name for name, _ in net.named_children()]) == (3, ["a", "b", "c"])
@@ -182,7 +182,7 @@ def test_network_that_is_a_container_keeps_length_and_order() -> None:
     assert (len(net), [name for name, _ in net.named_children()]) == (3, ["a", "b", "c"])
 
 
-def test_merged_transformers_model_is_saved_by_save_pretrained(tmp_path: Path) -> None:
+def test_save_pretrained_saves_a_transformers_model_with_a_merged_seed(tmp_path: Path) -> None:
     net, x = bert().eval(), tokens((2,), 3)
     growth = planted(net, x, ("bert.encoder.layer.0.intermediate.dense", "lora"))
     wanted = net(**x).logits
@@ -191,7 +191,7 @@ def test_merged_transformers_model_is_saved_by_save_pretrained(tmp_path: Path) -
     torch.testing.assert_close(again(**x).logits, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_transformers_model_with_seeds_warns_about_save_pretrained() -> None:
+def test_finish_warns_that_save_pretrained_would_omit_the_seeds_of_a_transformers_model() -> None:
     growth = planted(gpt2(), tokens((2, 6), 20), ("transformer.h.0", "mlp"))
     with pytest.warns(
         GrowthWarning, match=r"save_pretrained keeps the class's own layers only.*torch\.save\(net"
@@ -210,12 +210,3 @@ def test_second_finish_and_actions_after_finish_are_refused() -> None:
     ):
         with pytest.raises(EsperError, match=r"\(\) came after finish\(\): the network is a plain module"):
             use()
-
-
-def test_error_of_finish_is_added_as_a_note_to_an_earlier_error() -> None:
-    def refuse() -> nn.Module:
-        raise HostError("it differs")
-
-    with pytest.raises(KeyboardInterrupt) as caught, plain_on_error(refuse):
-        raise KeyboardInterrupt
-    assert caught.value.__notes__ == ["esper could not make the network plain again: it differs"]

@@ -1,4 +1,4 @@
-"""``esper.grow``: result, resuming, budgets, refusals, learning rates and the ledger."""
+"""``esper.grow``: returned network, resuming, budgets, refusals, learning rates and the compute ledger."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_grow_returns_a_plain_network_with_the_planned_seed_that_can_be_saved(tm
         esper.load(tmp_path / "mine.pt", base=nn.Linear(4, 2))
 
 
-def test_resumed_training_is_bit_equal_to_an_uninterrupted_one(tmp_path):
+def test_grow_resumed_from_a_checkpoint_ends_with_the_weights_of_an_uninterrupted_training(tmp_path):
     whole = grow(network(), epochs=5, controller=PLAN, show=lambda _: None)
 
     class StoppedError(Exception):
@@ -66,9 +66,9 @@ def test_resumed_training_is_bit_equal_to_an_uninterrupted_one(tmp_path):
     )
 
 
-def test_training_ends_within_one_minibatch_of_its_budget():
-    # FLOPs of a minibatch: 2 · (4 · 8 + 8 · 2) per forward pass, times 3 for training, times 16 samples =
-    # 4,608.
+def test_grow_with_a_flop_budget_ends_within_one_minibatch_of_the_budget():
+    # Training FLOPs of a minibatch are 4,608: 2 · (4 · 8 + 8 · 2) per sample and forward pass, times 3, times
+    # 16 samples.
     grown = grow(network(), budget=50_000, controller=None, show=lambda _: None)
 
     assert grown.epochs[-1].flops == 11 * 4_608
@@ -95,7 +95,7 @@ def test_training_ends_within_one_minibatch_of_its_budget():
         ({"epochs": 2, "max_params": "9"}, "^max_params is '9'; it must be a whole number, 0 or more$"),
     ],
 )
-def test_bad_input_is_refused_and_the_network_can_be_grown_afterwards(settings, words):
+def test_grow_refuses_invalid_arguments_and_the_network_can_be_grown_afterwards(settings, words):
     net = network()
     with pytest.raises(EsperError, match=words):
         grow(net, **settings)
@@ -103,7 +103,7 @@ def test_bad_input_is_refused_and_the_network_can_be_grown_afterwards(settings, 
     grow(net, epochs=1, controller=None, show=lambda _: None)
 
 
-def test_data_set_is_refused_as_loader_and_dict_batches_need_a_sample():
+def test_grow_refuses_a_data_set_as_loader_and_dict_batches_without_a_sample_input():
     data = TensorDataset(torch.randn(64, 4), torch.arange(64) % 2)
     loss = nn.functional.cross_entropy
     with pytest.raises(EsperError, match="train_loader is a TensorDataset, which holds samples; pass a Data"):
@@ -117,7 +117,7 @@ def test_data_set_is_refused_as_loader_and_dict_batches_need_a_sample():
     assert [event.kind for event in grown.events].count("germinated") == 1
 
 
-def test_interrupted_network_is_plain_and_keeps_its_seed_and_learning_rate():
+def test_interrupted_grow_leaves_a_plain_network_with_its_seed_and_restores_the_learning_rate():
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 
@@ -133,7 +133,7 @@ def test_interrupted_network_is_plain_and_keeps_its_seed_and_learning_rate():
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
-def test_grow_starts_from_the_present_learning_rate_and_restores_it():
+def test_grow_starts_at_the_optimisers_current_learning_rate_and_restores_it_at_the_end():
     net = network()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.25)
@@ -151,7 +151,7 @@ def test_grow_starts_from_the_present_learning_rate_and_restores_it():
     assert "initial_lr" not in own.param_groups[0]
 
 
-def test_summary_reports_parameters_merged_into_weights():
+def test_summary_of_grow_reports_seed_parameters_that_were_merged_into_weights():
     # A lora seed of rank 8 in a slot of width 8 has 2 · 8 · 8 parameters.
     summary = grow(network(), epochs=3, controller="lora@0:1", show=lambda _: None).summary()
 
@@ -164,7 +164,7 @@ def test_load_refuses_a_file_that_esper_did_not_save(tmp_path):
         esper.load(tmp_path / "net.pt", base=network())
 
 
-def test_contributions_under_batch_norm_are_calibrated_on_training_batches():
+def test_contributions_measured_by_grow_in_a_network_with_batch_norm_are_calibrated():
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
     grown = grow(net, epochs=3, controller="mlp@0:1", show=lambda _: None)
@@ -174,22 +174,23 @@ def test_contributions_under_batch_norm_are_calibrated_on_training_batches():
     assert not any("uncalibrated" in str(event) for event in measured)
 
 
-def test_nan_loss_in_the_first_epoch_raises():
+def test_grow_raises_an_error_if_the_training_loss_is_nan_in_the_first_epoch():
     with pytest.raises(EsperError, match="the training loss is not finite in epoch 1"):
         esper.grow(
             network(), loader(128), loader(64), loss=lambda y, t: y.sum() * float("nan"), epochs=1, show=print
         )
 
 
-def test_ledger_of_a_grown_network_has_flops_by_purpose_and_seconds():
+def test_compute_ledger_of_grow_has_flops_by_purpose_and_seconds_by_phase():
     grown = grow(network(), epochs=3, controller="mlp@0:1", show=lambda _: None)
 
     ledger, flops = grown.ledger, grown.ledger.flops()
-    # The network has 96 FLOPs per sample. The seed has two branches of 8 x 16 and 16 x 8: 1,024 more FLOPs.
+    # The forward pass of the network costs 96 FLOPs per sample. The seed has two branches with layers of 8 x
+    # 16 and 16 x 8 weights, which cost 1,024 more FLOPs.
     assert flops["forward"] == 128 * (96 + 2 * (96 + 1_024))
     assert flops["backward"] == 2 * flops["forward"]
-    # Every epoch is validated on 64 samples. Without the seed the network is scored after epoch 2 only,
-    # because the counterfactuals of the last epoch are not charged.
+    # The network is validated on 64 samples after every epoch. Counterfactuals (validation without the seed)
+    # are charged after epoch 2; those after the last epoch are not charged.
     assert flops["validation"] == 64 * (96 + 2 * (96 + 1_024))
     assert flops["counterfactual"] == 64 * (96 + 1_024)
     assert (flops["incubation"], flops["race"]) == (0, 0)

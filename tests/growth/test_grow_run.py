@@ -1,4 +1,4 @@
-"""Races in ``esper.grow``: time of a race, its compute, and planted seeds."""
+"""Races in ``esper.grow``: epoch of the first race, compute of races, and seeds planted after a race."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from esper.tamiyo.race_controller import is_worthwhile
 
 
 def loader(rng_seed: int, samples: int) -> DataLoader[Any]:
-    """Return batches with eight inputs per sample; the class depends on the first input's absolute value."""
+    """Return a loader of samples with eight features; the class depends on the size of the first feature."""
     own = torch.Generator().manual_seed(rng_seed)
     x = torch.randn(samples, 8, generator=own)
     return DataLoader(TensorDataset(x, (x[:, 0].abs() > 0.67).long()), batch_size=32, shuffle=samples > 999)
@@ -52,7 +52,7 @@ def too_small() -> Grown:
 
 @pytest.fixture(scope="module")
 def sound_pair() -> list[Grown]:
-    """Return two results of the same training, with races and without."""
+    """Return the results of ``esper.grow`` with races and without races, for the same network and data."""
     return [grow(sound(), epochs=20, controller=controller) for controller in ("auto", None)]
 
 
@@ -60,9 +60,9 @@ def planted(grown: Grown) -> list[str]:
     return [str(event) for event in grown.events if event.kind == "germinated"]
 
 
-def test_network_that_is_too_small_is_grown_after_the_first_race(too_small: Grown) -> None:
-    # Parameters of the seed at width 24: 2 branches of 2 · (24 · 24 + 24). The first race follows a tenth of
-    # 40 epochs.
+def test_grow_plants_a_seed_after_the_first_race_if_the_network_is_too_small(too_small: Grown) -> None:
+    # An mlp_small seed of width 24 has two branches with 2 · (24 · 24 + 24) parameters each. The first race
+    # takes place after a tenth of the 40 epochs.
     assert planted(too_small)[0].startswith("epoch 4: mlp_small in 0")
     assert planted(too_small)[0].endswith("was planted (2,400 parameters)")
     assert too_small.epochs[-1].val_loss < 0.8 * too_small.epochs[4].val_loss
@@ -70,14 +70,16 @@ def test_network_that_is_too_small_is_grown_after_the_first_race(too_small: Grow
     assert "won a race, +" in raced[0]
 
 
-def test_large_enough_network_gets_no_seed_and_the_summary_gives_the_reason(sound_pair: list[Grown]) -> None:
+def test_grow_plants_no_seed_in_a_large_enough_network_and_the_summary_gives_the_reason(
+    sound_pair: list[Grown],
+) -> None:
     asked, _ = sound_pair
     assert planted(asked) == []
     assert "it was not planted" in asked.summary()
 
 
 class Recording:
-    """Controller that waits and records the race result of every epoch."""
+    """Controller that always waits and records the race results that it receives."""
 
     name = "recording"
     races: list[RaceResult | None]
@@ -95,11 +97,11 @@ class Recording:
 def test_controller_receives_race_results_if_races_are_on() -> None:
     grown = grow(sound(), epochs=20, controller=Recording, races=True)
 
-    # The first race follows a tenth of the epochs and uses most of the compute for races.
+    # The first race takes place after a tenth of the epochs and uses most of the compute allowed for races.
     assert [epoch for epoch, race in enumerate(Recording.races, 1) if race is not None] == [2]
     first = Recording.races[1]
     assert first.candidates[0].slot == 0
-    # The race measures the loss on a part of the validation data.
+    # A race measures the loss on a subset of the validation data.
     assert first.loss == pytest.approx(grown.epochs[2].val_loss, rel=0.2)
     assert grown.ledger.race > 0
     assert planted(grown) == []
@@ -111,7 +113,7 @@ def test_controller_other_than_auto_and_race_receives_no_race_results_by_default
     assert grown.ledger.race == 0
 
 
-def test_adopt_loads_weights_and_optimiser_moments_of_the_control() -> None:
+def test_adopt_copies_weights_and_optimiser_moments_of_the_race_control_to_the_network() -> None:
     net, batch = sound(), (torch.randn(4, 8), torch.tensor([0, 1, 0, 1]))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     control = Runner.continued(net, optimizer)
@@ -124,7 +126,7 @@ def test_adopt_loads_weights_and_optimiser_moments_of_the_control() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_adopt_ignores_a_control_that_diverged() -> None:
+def test_adopt_leaves_the_network_unchanged_if_the_race_control_diverged() -> None:
     net = sound()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
     control = Runner.continued(net, optimizer)
@@ -134,31 +136,31 @@ def test_adopt_ignores_a_control_that_diverged() -> None:
     assert bool(torch.isfinite(net[0].weight).all())  # type: ignore[index]
 
 
-def test_races_are_charged_within_their_share_of_compute(sound_pair: list[Grown]) -> None:
+def test_flops_of_races_stay_within_the_share_of_compute_reserved_for_races(sound_pair: list[Grown]) -> None:
     asked, trained = (grown.epochs[-1].flops for grown in sound_pair)
-    # In a short training one race uses nearly all of the compute for races.
+    # In a short training the first race uses nearly all of the compute allowed for races.
     assert 0.9 * RACE_SHARE * trained < asked - trained < RACE_SHARE * trained
 
 
-def test_budget_includes_the_compute_of_races() -> None:
-    # FLOPs of a minibatch: 2 · (8 · 64 + 64 · 64 + 64 · 2) per forward pass, times 3 for training, times 32
-    # samples.
+def test_flop_budget_of_grow_includes_the_compute_of_races() -> None:
+    # Training FLOPs of a minibatch: 2 · (8 · 64 + 64 · 64 + 64 · 2) per sample and forward pass, times 3,
+    # times 32 samples.
     minibatch = 3 * 32 * 2 * (8 * 64 + 64 * 64 + 64 * 2)
     asked = grow(sound(), budget=640 * minibatch)
     assert 640 * minibatch <= asked.epochs[-1].flops < 641 * minibatch
 
 
-def test_seed_with_more_than_max_params_is_not_raced() -> None:
+def test_blueprint_with_more_than_max_params_is_no_candidate_of_a_race() -> None:
     grown = grow(linear(), epochs=2, max_params=2_399)
     assert planted(grown) == []
     assert "nothing was raced: every seed has too many parameters" in grown.summary()
 
 
-def test_training_too_short_for_a_race_reports_that_no_race_ran() -> None:
+def test_summary_of_a_training_too_short_for_a_race_states_that_no_race_was_completed() -> None:
     assert "no race was run to its end" in grow(linear(), epochs=2).summary()
 
 
-def test_resumed_training_with_races_is_bit_equal_to_an_uninterrupted_one(
+def test_grow_with_races_resumed_from_a_checkpoint_ends_with_the_weights_of_an_uninterrupted_training(
     tmp_path: Any, too_small: Grown
 ) -> None:
     def stop(line: str) -> None:
@@ -176,31 +178,31 @@ def test_resumed_training_with_races_is_bit_equal_to_an_uninterrupted_one(
 @pytest.mark.parametrize(
     ("lead", "error", "cost", "expected"),
     [
-        # The loss is 0.5, so the seed's lead must reach 0.005, and 0.005 more for each doubling of the
-        # compute.
+        # At loss 0.5 the winner must lower the loss by 0.005, and by 0.005 for each doubling of the training
+        # cost.
         (0.006, 0.002, 0.1, True),
         (0.004, 0.001, 0.1, False),
-        (0.006, 0.004, 0.1, False),  # The lead is less than two standard errors.
+        (0.006, 0.004, 0.1, False),  # The winner's decrease of the loss is less than two standard errors.
         (0.006, 0.002, 1.0, True),
-        (0.009, 0.002, 3.0, False),  # Training costs four times as much, which is two doublings.
+        (0.009, 0.002, 3.0, False),  # The seed makes training four times as expensive: two doublings.
         (0.011, 0.002, 3.0, True),
         (-0.1, 0.001, 0.0, False),
     ],
 )
-def test_race_winner_is_worthwhile_if_its_lead_exceeds_two_errors_and_a_minimum_per_compute(
+def test_race_winner_is_worthwhile_if_its_gain_exceeds_two_standard_errors_and_the_least_gain_for_its_cost(
     lead: float, error: float, cost: float, expected: bool
 ) -> None:
     winner = RaceCandidate(slot=0, blueprint=1, lead=lead, error=error, cost=cost)
     assert is_worthwhile(RaceResult((winner,), loss=0.5)) is expected
 
 
-def test_limit_in_flops_does_not_depend_on_time() -> None:
+def test_flop_limit_of_a_race_does_not_depend_on_elapsed_time() -> None:
     limit = Limit(flops=100.0)
     limit.charge(30.0, seconds=1e9)
     assert (limit.left, limit.spent) == (70.0, 30.0)
 
 
-def test_limit_in_seconds_is_converted_to_flops_by_the_measured_pace() -> None:
+def test_time_limit_of_a_race_is_converted_to_flops_by_the_measured_seconds_per_flop() -> None:
     limit = Limit(seconds=1000.0)
-    limit.charge(10.0, seconds=20.0)  # The measured pace is two seconds per FLOP.
+    limit.charge(10.0, seconds=20.0)  # The measured speed is two seconds per FLOP.
     assert limit.left == pytest.approx(500.0, rel=0.01)

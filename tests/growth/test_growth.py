@@ -1,4 +1,4 @@
-"""``Growth.end_epoch``: measurements, controllers and warnings."""
+"""``Growth.end_epoch``: measured contributions, actions of controllers, and warnings."""
 
 import math
 import warnings
@@ -44,7 +44,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 3) -> N
 
 
 def losses(net: nn.Module) -> Callable[[], list[float]]:
-    """Return a metric with one loss for each of four batches."""
+    """Return a function that computes the loss of the network on each of four batches."""
 
     def evaluate() -> list[float]:
         net.eval()
@@ -54,7 +54,7 @@ def losses(net: nn.Module) -> Callable[[], list[float]]:
     return evaluate
 
 
-def test_contribution_is_the_difference_of_losses_without_and_with_the_seed_with_a_paired_error() -> None:
+def test_contribution_is_the_loss_without_the_seed_minus_the_loss_with_it_and_has_a_paired_error() -> None:
     net, optimizer, growth = started(higher_is_better=False)
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -64,12 +64,12 @@ def test_contribution_is_the_difference_of_losses_without_and_with_the_seed_with
     pairs = torch.tensor(losses(net)()) - whole
     assert (event.kind, event.slot, event.blueprint) == ("measured", "2", "mlp")
     assert event.contribution == pytest.approx(pairs.mean().item(), rel=1e-5)
-    # The error of a mean over four batches is the standard deviation divided by 2.
+    # The standard error of a mean over four batches is their standard deviation divided by √4 = 2.
     assert event.error == pytest.approx((pairs.std() / 2).item(), rel=1e-4)
     assert str(event).startswith(f"epoch 1: mlp in 2 is worth {event.contribution:+.3g} ± {event.error:.2g}")
 
 
-def test_contribution_to_a_single_score_is_positive_and_has_no_error() -> None:
+def test_contribution_has_no_error_if_the_metric_is_a_single_number() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -77,7 +77,7 @@ def test_contribution_to_a_single_score_is_positive_and_has_no_error() -> None:
     assert (event.error, event.contribution > 0, "±" in str(event)) == (None, True, False)
 
 
-def test_end_epoch_changes_modes_weights_and_random_state_only_as_one_evaluation_does() -> None:
+def test_end_epoch_keeps_train_modes_and_weights_and_draws_the_random_numbers_of_one_evaluation() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -100,7 +100,7 @@ def test_end_epoch_changes_modes_weights_and_random_state_only_as_one_evaluation
     assert all(torch.equal(v, state[k]) for k, v in net.state_dict().items())
 
 
-def test_four_seeds_are_measured_per_epoch_starting_with_those_measured_longest_ago() -> None:
+def test_end_epoch_measures_at_most_four_seeds_and_prefers_those_measured_longest_ago() -> None:
     net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(7)))
     net, optimizer, growth = started(net, slots=[str(i) for i in range(6)])
     for slot in growth.slots:
@@ -119,7 +119,7 @@ def test_four_seeds_are_measured_per_epoch_starting_with_those_measured_longest_
 # --- BatchNorm --------------------------------------------------------------------------------------
 
 
-def test_contribution_under_batch_norm_without_calibration_is_marked_uncalibrated() -> None:
+def test_contribution_in_a_network_with_batch_norm_is_marked_uncalibrated_without_calibration_data() -> None:
     images = torch.randn(8, 1, 8, 8)
     net, optimizer, growth = started(ResNet(), sample=images, slots="layer2")
     growth.germinate("layer2", "conv_light")
@@ -129,7 +129,7 @@ def test_contribution_under_batch_norm_without_calibration_is_marked_uncalibrate
     assert "uncalibrated" in str(event)
 
 
-def test_calibration_recomputes_batch_norm_statistics_and_restores_the_trained_ones() -> None:
+def test_calibration_recomputes_batch_norm_statistics_for_measuring_and_then_restores_them() -> None:
     images, labels = torch.randn(8, 1, 8, 8), torch.zeros(8)
     batches = [(images[:4], labels[:4]), (images[4:], labels[4:])]
     net, optimizer, growth = started(ResNet(), sample=images, slots="layer1", calibrate=batches)
@@ -143,7 +143,7 @@ def test_calibration_recomputes_batch_norm_statistics_and_restores_the_trained_o
         return net.eval()(images).square().mean().item()
 
     def by_hand() -> float:
-        """Return a metric for which BatchNorm statistics are a cumulative mean over batches."""
+        """Set the BatchNorm statistics to the means over the batches, and return the metric."""
         norms = [m for m in net.modules() if isinstance(m, nn.BatchNorm2d)]
         net.eval()
         for norm in norms:
@@ -166,7 +166,7 @@ def test_calibration_recomputes_batch_norm_statistics_and_restores_the_trained_o
 # --- controllers ------------------------------------------------------------------------------------
 
 
-def test_plan_plants_in_slots_named_by_submodule() -> None:
+def test_plan_controller_plants_seeds_in_slots_given_by_names_of_submodules() -> None:
     net, optimizer, growth = started(controller="mlp@2:1,lora/half@0:2")
     said = []
     for _ in range(3):
@@ -196,14 +196,14 @@ class Stubborn:
         return Decisions(action[None])
 
 
-def test_refused_action_is_reported_and_changes_nothing() -> None:
+def test_refused_action_of_a_controller_is_reported_and_leaves_the_network_unchanged() -> None:
     net, _, growth = started(controller=Stubborn)
     [event] = growth.end_epoch(lambda: 1.0)
     assert str(event) == "epoch 1: stubborn wanted FOSSILIZE in 2: legality, fossilize"
     assert len(list(net.parameters())) == 6
 
 
-def test_heuristic_controller_of_environments_works_on_a_users_network() -> None:
+def test_heuristic_controller_plants_a_seed_in_a_users_network() -> None:
     net, optimizer, growth = started(
         controller=lambda space: HeuristicController(space, 1, HeuristicSettings(rotation=("mlp",)))
     )
@@ -212,7 +212,7 @@ def test_heuristic_controller_of_environments_works_on_a_users_network() -> None
     assert (event.kind, event.blueprint) == ("germinated", "mlp")
 
 
-def test_policy_controller_works_on_a_users_network() -> None:
+def test_policy_controller_runs_for_five_epochs_on_a_users_network() -> None:
     def make(space: ActionSpace) -> PolicyController:
         return PolicyController(
             space, 1, FactoredRecurrentActorCritic(get_feature_size(SlotConfig.default()), 3)
@@ -226,9 +226,7 @@ def test_policy_controller_works_on_a_users_network() -> None:
 
 
 def decisions(scores: list[float], **known: Any) -> list[int]:
-    """Return the actions that the default controller chooses for these scores in a network with one free
-    slot.
-    """
+    """Return the op that the default controller chooses after each score, in a network with one free slot."""
     net, _, growth = started(slots=["2"])
     growth.measure_epoch(losses(net))
     first = growth.facts
@@ -242,9 +240,9 @@ def decisions(scores: list[float], **known: Any) -> list[int]:
     return ops
 
 
-def test_default_controller_plants_when_progress_levels_off_on_any_scale() -> None:
-    # The score after epoch t is 1 − 2^−t, so doubling the training from epoch ten on would add less than
-    # a tenth of the gain of the first five epochs.
+def test_default_controller_plants_a_seed_when_the_score_levels_off_for_any_scale_of_the_score() -> None:
+    # The score after epoch t is 1 − 2^−t, so ten more epochs after epoch 10 would add less than a tenth of
+    # the gain of the first five epochs.
     rising = [1.0 - 0.5**t for t in range(1, 13)]
     straight = [float(t) for t in range(1, 13)]
     for scale, shift in ((1.0, 0.0), (100.0, -3.0), (1e-3, 7.0)):
@@ -259,10 +257,10 @@ def test_default_controller_plants_no_seed_if_too_few_epochs_are_left_to_measure
 
 
 @pytest.mark.parametrize(("rise", "kept", "planted"), [(0.1, 2, 2), (0.0, 0, 2)])
-def test_default_controller_keeps_only_seeds_that_helped_and_stops_after_two_failures(
+def test_default_controller_fossilizes_seeds_that_raise_the_metric_and_stops_after_two_that_do_not(
     rise: float, kept: int, planted: int
 ) -> None:
-    """Use a metric that rises by ``rise`` with each seed, and is 0.5 while a seed is switched off."""
+    """Use a metric that rises by ``rise`` per planted seed and is 0.5 with a seed switched off."""
     net, optimizer, growth = started(controller="auto", slots=["0", "2"])
     kinds: list[str] = []
     for epoch in range(1, 40):
@@ -273,11 +271,11 @@ def test_default_controller_keeps_only_seeds_that_helped_and_stops_after_two_fai
     assert (kinds.count("fossilized"), kinds.count("germinated")) == (kept, planted)
 
 
-def test_default_controller_grows_a_network_that_is_too_small() -> None:
+def test_default_controller_plants_and_fossilizes_a_seed_in_a_network_that_is_too_small() -> None:
     x, v = torch.randn(256, 2), torch.randn(256, 2)
 
     def labels(points: torch.Tensor) -> torch.Tensor:
-        """Return points with classes by quadrant and radius, which three ReLUs cannot separate."""
+        """Return the class of each point by quadrant and radius; three ReLUs cannot separate the classes."""
         return (points[:, 0] * points[:, 1] > 0).long() + (points.norm(dim=1) > 1.2).long()
 
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -300,11 +298,11 @@ def test_default_controller_grows_a_network_that_is_too_small() -> None:
 # --- warnings ------------------------------------------------------------------------------
 
 
-def test_seed_that_did_not_change_in_an_epoch_raises_a_warning() -> None:
+def test_end_epoch_warns_of_a_seed_whose_weights_did_not_change_in_the_epoch() -> None:
     net, _, growth = started()
     other = torch.optim.SGD(net.parameters(), lr=0.1)
     growth.germinate("2", "mlp")
-    # Growth holds another optimiser than the one that trains the network.
+    # This optimiser does not hold the parameters of the seed; the optimiser passed to ``Growth`` does.
     train(net, other)
     with pytest.warns(
         GrowthWarning, match="epoch 1: mlp in 2 did not change: no gradient or no optimiser step"
@@ -313,11 +311,38 @@ def test_seed_that_did_not_change_in_an_epoch_raises_a_warning() -> None:
     assert [event.kind for event in events] == ["warning", "measured"]
 
 
-def test_nan_metric_and_constant_metric_raise_warnings() -> None:
-    net, _, growth = started(controller="mlp@2:1")
-    with pytest.warns(GrowthWarning, match="evaluate returned nan; nothing is decided on it"):
-        growth.end_epoch(lambda: math.nan)
-    assert len(list(net.parameters())) == 6
+def test_end_epoch_warns_once_of_each_seed_that_does_not_change_also_after_its_state_was_loaded() -> None:
+    net, _, growth = started()
+    kinds = []
+    for slot in ("0", "2"):
+        growth.germinate(slot, "mlp")
+        with pytest.warns(GrowthWarning, match=f"mlp in {slot} did not change: .* or bind\\(\\); otherwise"):
+            kinds.append([event.kind for event in growth.end_epoch(losses(net))])
+    growth.load_state_dict(growth.state_dict())
+    kinds.append([event.kind for event in growth.end_epoch(losses(net))])
+    assert kinds == [["warning", "measured"], ["warning", "measured", "measured"], ["measured"] * 2]
+
+
+@pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf, [1.0, math.inf], [math.inf, -math.inf]])
+def test_end_epoch_warns_of_a_metric_that_is_not_finite_and_decides_and_measures_nothing(metric: Any) -> None:
+    net, optimizer, growth = started(controller="mlp@2:1", shapley=True)
+    growth.germinate("0", "mlp")
+    train(net, optimizer)
+    with (
+        np.errstate(all="raise"),
+        pytest.warns(GrowthWarning, match="a value that is not finite; nothing is decided on it"),
+    ):
+        [event, _] = growth.end_epoch(lambda: metric)
+    report = growth.reports()[0]
+    assert len(list(net.parameters())) == 6 + len(list(net[0].esper_slot.parameters()))
+    assert event.contribution is not None
+    assert math.isnan(event.contribution)
+    assert (report.counterfactual_contribution, report.shapley_value) == (None, None)
+
+
+def test_end_epoch_warns_of_a_metric_that_is_constant_for_five_epochs() -> None:
+    _, _, growth = started()
+    growth.end_epoch(lambda: 0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for _ in range(4):
@@ -326,15 +351,15 @@ def test_nan_metric_and_constant_metric_raise_warnings() -> None:
         growth.end_epoch(lambda: 0.5)
 
 
-def test_constant_metric_at_a_small_learning_rate_raises_no_warning() -> None:
+def test_end_epoch_does_not_warn_of_a_constant_metric_at_a_small_learning_rate() -> None:
     _, optimizer, growth = started()
     growth.end_epoch(lambda: 0.5)
-    optimizer.param_groups[0]["lr"] = 0.0009  # The learning rate was 0.1 before.
+    optimizer.param_groups[0]["lr"] = 0.0009  # The learning rate is below 1 % of its initial value 0.1.
     for _ in range(6):
         assert growth.end_epoch(lambda: 0.5) == []
 
 
-def test_permanent_seeds_are_measured_only_on_request() -> None:
+def test_fossilized_seeds_are_measured_by_the_method_measure_but_not_by_end_epoch() -> None:
     net, optimizer, growth = started()
     growth.germinate("2", "mlp")
     train(net, optimizer)
@@ -346,7 +371,7 @@ def test_permanent_seeds_are_measured_only_on_request() -> None:
     assert (event.kind, event.slot) == ("measured", "2")
 
 
-def test_seed_with_nan_weights_raises_a_warning() -> None:
+def test_end_epoch_warns_of_a_seed_with_nan_weights() -> None:
     net, _, growth = started()
     growth.germinate("2", "mlp")
     with torch.no_grad():
@@ -356,7 +381,7 @@ def test_seed_with_nan_weights_raises_a_warning() -> None:
     assert any("mlp in 2 has weights that are not finite" in str(each.message) for each in told)
 
 
-def test_seeds_of_a_frozen_network_train_with_an_empty_parameter_group() -> None:
+def test_seeds_of_a_frozen_network_are_added_to_an_empty_parameter_group_of_the_optimiser() -> None:
     net = mlp().requires_grad_(False)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.SGD([{"params": []}], lr=0.1)
@@ -369,11 +394,7 @@ def test_seeds_of_a_frozen_network_train_with_an_empty_parameter_group() -> None
     assert {id(p) for p in optimizer.param_groups[0]["params"]} == {id(p) for p in trained}
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in before.items())
     wanted = net(X)
-    assert not torch.allclose(wanted, growth_free(before)(X))
+    without = mlp()
+    without.load_state_dict(before)
+    assert not torch.allclose(wanted, without(X))
     torch.testing.assert_close(growth.finish()(X), wanted, rtol=1e-4, atol=1e-5)
-
-
-def growth_free(state: dict[str, torch.Tensor]) -> nn.Module:
-    net = mlp()
-    net.load_state_dict(state)
-    return net

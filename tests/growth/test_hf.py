@@ -1,4 +1,4 @@
-"""Callback in a real ``transformers.Trainer``: growth, bit-equal resumption, loading of the best model."""
+"""``GrowthCallback`` in a real ``transformers.Trainer``: growth, bit-equal resumption, best checkpoint."""
 
 import pytest
 import torch
@@ -6,10 +6,10 @@ from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from esper.growth import GrowthWarning
-from esper.hf import GrowthCallback
+from esper.hf import GrowthTrainerCallback
 from esper.leyline.errors import EsperError
 
-# Warnings of other packages are ignored; warnings of Esper stay errors.
+# Warnings raised by other packages are ignored; warnings of Esper fail a test.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::esper.leyline.errors.GrowthWarning"),
@@ -45,32 +45,32 @@ def trainer(folder, callbacks, **settings) -> Trainer:
     return Trainer(model, arguments, train_dataset=Tokens(32), eval_dataset=Tokens(16), callbacks=callbacks)
 
 
-def callback(**settings) -> GrowthCallback:
-    return GrowthCallback(sample=SAMPLE, slots=["transformer.h.*"], controller=PLAN, **settings)
+def callback(**settings) -> GrowthTrainerCallback:
+    return GrowthTrainerCallback(sample=SAMPLE, slots=["transformer.h.*"], controller=PLAN, **settings)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Train for three epochs; one seed is planted after the first epoch and one after the second."""
+    """Train a GPT-2 for three epochs; one seed is planted after the first epoch and one after the second."""
     folder, growing = tmp_path_factory.mktemp("hf"), callback()
     ours = trainer(folder, [growing])
     ours.train()
     return folder, growing, ours
 
 
-def test_seeds_are_planted_in_the_planned_slots_and_trained(trained):
+def test_growth_callback_of_transformers_plants_seeds_in_the_planned_slots_and_trains_them(trained):
     _, growing, ours = trained
     model = ours.model
     optimised = {id(p) for group in ours.optimizer.param_groups for p in group["params"]}
 
     assert growing.growth.slots == ("transformer.h.0", "transformer.h.1")
     assert all(id(p) in optimised for p in model.parameters())
-    # The two branches of a new seed have equal weights; training makes the weights differ.
+    # The two branches of a new seed have equal weights; training makes the weights of the branches differ.
     seed = model.transformer.h[0].esper_slot.graft.seed
     assert not torch.equal(seed.one[0].weight, seed.other[0].weight)
 
 
-def test_a_training_resumed_between_two_seeds_ends_with_bit_equal_weights(trained):
+def test_transformers_training_resumed_between_two_plantings_ends_with_bit_equal_weights(trained):
     folder, _, ours = trained
     model, growing = ours.model, callback()
     again = trainer(folder, [growing])
@@ -89,7 +89,7 @@ def test_a_training_resumed_between_two_seeds_ends_with_bit_equal_weights(traine
 
 
 def test_load_best_model_at_end_restores_weights_and_seeds_of_the_best_checkpoint(tmp_path):
-    # On random tokens the evaluation loss rises with training, so the first epoch is the best.
+    # On random tokens the evaluation loss rises with training, so the checkpoint of the first epoch is best.
     ours = trainer(
         tmp_path,
         [callback()],
@@ -104,7 +104,7 @@ def test_load_best_model_at_end_restores_weights_and_seeds_of_the_best_checkpoin
 
     assert ours.state.best_model_checkpoint.endswith("checkpoint-4")
     assert sum(".graft.alpha" in name for name in model) == 1
-    # The weight lm_head is tied to the embedding, so it is not saved.
+    # The weight of lm_head is tied to the embedding, so checkpoints do not contain it.
     assert set(model) - set(best) == {"lm_head.weight"}
     assert all(torch.equal(value, model[name]) for name, value in best.items())
 
@@ -113,7 +113,7 @@ def test_load_best_model_at_end_restores_weights_and_seeds_of_the_best_checkpoin
     ("settings", "late", "words"),
     [({"eval_strategy": "no"}, False, "eval_strategy is 'no'"), ({}, True, "after it was made")],
 )
-def test_trainings_without_evaluation_or_with_a_late_callback_are_refused_before_the_first_step(
+def test_trainer_without_evaluation_or_with_a_callback_added_late_is_refused_before_the_first_step(
     tmp_path, settings, late, words
 ):
     growing = callback()

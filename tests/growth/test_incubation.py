@@ -32,7 +32,7 @@ def host_weights(net: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def train_epoch(net: nn.Module, optimizer: torch.optim.Optimizer, growth: Growth) -> None:
-    """Train as a user does who calls ``incubate`` between backward and step."""
+    """Train one epoch in a user's loop that calls ``incubate`` between backward pass and optimiser step."""
     net.train()
     for x, y in BATCHES:
 
@@ -62,7 +62,7 @@ def incubated(blueprint: str | None, epochs: int) -> tuple[nn.Module, Growth, li
     return net, growth, course
 
 
-def test_incubating_seed_changes_neither_output_nor_host_in_a_users_loop() -> None:
+def test_incubating_seed_changes_neither_output_nor_host_weights_in_a_users_training_loop() -> None:
     _, growth, course = incubated("mlp", 2)
     _, _, without = incubated(None, 2)
 
@@ -70,7 +70,7 @@ def test_incubating_seed_changes_neither_output_nor_host_in_a_users_loop() -> No
     assert growth.reports()[0].stage in {Stage.BLENDING, Stage.HOLDING}
 
 
-def test_seed_is_blended_in_after_the_incubation_epochs() -> None:
+def test_seed_in_a_users_training_loop_is_blended_in_after_its_incubation_epochs() -> None:
     net, growth, course = incubated("mlp", 4)
     _, _, without = incubated(None, 4)
 
@@ -81,7 +81,7 @@ def test_seed_is_blended_in_after_the_incubation_epochs() -> None:
     assert not torch.equal(net(X), with_seed)
 
 
-def test_weights_of_an_incubating_seed_change_in_every_step() -> None:
+def test_one_epoch_of_incubation_changes_every_tensor_of_the_seed() -> None:
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     growth = Growth(net, optimizer, sample=X, slots="2", controller=None, incubation_epochs=2)
@@ -108,7 +108,7 @@ def grow(controller: str | None) -> Grown:
     )
 
 
-def test_grow_blends_a_seed_in_after_the_incubation_epochs_and_charges_them() -> None:
+def test_grow_blends_a_seed_in_after_its_incubation_epochs_and_charges_their_compute() -> None:
     grown, without = grow("mlp@2:1"), grow(None)
 
     val_losses = [[epoch.val_loss for epoch in each.epochs] for each in (grown, without)]
@@ -120,7 +120,7 @@ def test_grow_blends_a_seed_in_after_the_incubation_epochs_and_charges_them() ->
 
 
 @pytest.mark.parametrize("epochs", [-1, 1.5])
-def test_number_of_incubation_epochs_must_be_whole_and_not_negative(epochs: Any) -> None:
+def test_growth_refuses_a_negative_or_fractional_number_of_incubation_epochs(epochs: Any) -> None:
     net = network()
     with pytest.raises(EsperError, match=f"^incubation_epochs is {epochs}; it must be"):
         Growth(net, torch.optim.SGD(net.parameters()), sample=X, incubation_epochs=epochs)

@@ -1,4 +1,4 @@
-"""Callback in a real Lightning trainer: growth, bit-equal resumption, refused settings."""
+"""``GrowthCallback`` in a real Lightning trainer: growth, bit-equal resumption, refused settings."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.leyline.errors import EsperError
 from esper.lightning import GrowthCallback
 
-# Warnings of other packages are ignored; warnings of Esper stay errors.
+# Warnings raised by other packages are ignored; warnings of Esper fail a test.
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
     pytest.mark.filterwarnings("error::esper.leyline.errors.GrowthWarning"),
@@ -64,7 +64,7 @@ def callback(**settings) -> GrowthCallback:
     )
 
 
-def test_a_resumed_training_ends_with_bit_equal_weights_and_seeds(tmp_path):
+def test_resumed_lightning_training_ends_with_bit_equal_weights_and_the_same_seeds(tmp_path):
     growing = callback()
     ours = trainer(tmp_path, growing)
     module = Classifier()
@@ -78,7 +78,7 @@ def test_a_resumed_training_ends_with_bit_equal_weights_and_seeds(tmp_path):
     trainer(tmp_path, other).fit(twin, loader(32), loader(16), ckpt_path=tmp_path / "epoch=1.ckpt")
     assert twin.state_dict().keys() == module.state_dict().keys()
     assert all(torch.equal(v, module.state_dict()[name]) for name, v in twin.state_dict().items())
-    # Merging the LoRA seed changes the rounding of the output.
+    # Merging the LoRA seed into a weight changes the output by rounding errors.
     torch.testing.assert_close(other.finish()(x), wanted, rtol=1e-4, atol=1e-5)
 
 
@@ -86,7 +86,7 @@ def test_a_resumed_training_ends_with_bit_equal_weights_and_seeds(tmp_path):
     ("module", "validation", "words"),
     [(Classifier, None, "there is none"), (Silent, loader(16), "returned NoneType")],
 )
-def test_training_without_validation_or_without_a_logged_validation_loss_is_refused(
+def test_lightning_training_without_validation_or_without_a_logged_validation_loss_is_refused(
     tmp_path, module, validation, words
 ):
     with pytest.raises(EsperError, match=words):

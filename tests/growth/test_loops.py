@@ -1,4 +1,4 @@
-"""Common training loops in which a seed learns like a layer of a hand-written network."""
+"""Common training loops, in which a seed must learn like an ordinary layer added by hand."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -16,7 +16,7 @@ from esper.kasmina import register_blueprint
 from esper.kasmina.blueprints import unregister_blueprint
 
 STEPS, BIRTH = 7, 2
-"""Number of minibatches of a run, and number of minibatches before the seed is planted."""
+"""Number of optimiser steps in a training, and number of steps before the seed is planted."""
 
 
 class Drop(nn.Sequential):
@@ -63,7 +63,7 @@ class Net(nn.Module):
 
 
 class ByHand(Net):
-    """Reference: the network with the seed as an ordinary layer."""
+    """Reference network, in which the seed is an ordinary layer."""
 
     def __init__(self, recompute: str = "") -> None:
         super().__init__(recompute)
@@ -77,7 +77,7 @@ class ByHand(Net):
 
 @dataclass
 class Loop:
-    """Settings of a training loop."""
+    """Settings of a training loop: optimiser, scheduler, accumulation, clipping, precision, compilation."""
 
     optimiser: Callable[[nn.Module], Optimizer] = lambda net: AdamW(net.parameters(), lr=0.05)
     scheduler: Callable[[Optimizer], Any] | None = None
@@ -87,7 +87,7 @@ class Loop:
     scale: float = 0.0
     recompute: str = ""
     compile: str = ""
-    """Backend of torch.compile, and whether the network is compiled before or after Growth is constructed."""
+    """Backend of torch.compile, and whether to compile "before" or "after" ``Growth`` is constructed."""
 
 
 def no_decay(net: nn.Module) -> Optimizer:
@@ -101,7 +101,7 @@ def no_decay(net: nn.Module) -> Optimizer:
 
 
 def head_faster(net: Net) -> Optimizer:
-    """Return an optimiser with another learning rate for the head."""
+    """Return an optimiser whose learning rate for the head is ten times that of the other layers."""
     body = [p for name, p in net.named_parameters() if not name.startswith("head")]
     return SGD([{"params": body, "lr": 0.02}, {"params": net.head.parameters(), "lr": 0.2}], momentum=0.9)
 
@@ -135,7 +135,7 @@ def batches() -> list[tuple[Tensor, Tensor]]:
 
 
 def train(loop: Loop, net: nn.Module, optimiser: Optimizer, grow: Callable[[], None]) -> None:
-    """Train as a user does; ``grow`` is called once between two minibatches."""
+    """Train in a user's loop; ``grow`` is called once, between two optimiser steps."""
     scheduler = loop.scheduler(optimiser) if loop.scheduler else None
     scaler = torch.amp.GradScaler("cpu", init_scale=loop.scale, enabled=bool(loop.scale))
     data = iter(batches())
@@ -161,7 +161,7 @@ def train(loop: Loop, net: nn.Module, optimiser: Optimizer, grow: Callable[[], N
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_seed_learns_like_a_layer_of_a_hand_written_network(name: str) -> None:
+def test_seed_learns_like_an_ordinary_layer_added_to_the_network_by_hand(name: str) -> None:
     loop = LOOPS[name]
     torch.manual_seed(0)
     net = Net(loop.recompute)

@@ -1,4 +1,4 @@
-"""Shapley values on request, and saved files of a network that is still growing."""
+"""Shapley values on request, and network files saved by ``Growth.save`` before ``finish``."""
 
 import io
 from collections.abc import Callable
@@ -17,7 +17,7 @@ X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.ara
 
 
 def trained(**settings: Any) -> tuple[nn.Module, Growth]:
-    """Return a network whose two seeds were trained for some steps."""
+    """Return a network with two trained seeds, and its ``Growth`` object."""
     torch.manual_seed(0)
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
@@ -33,7 +33,7 @@ def trained(**settings: Any) -> tuple[nn.Module, Growth]:
 
 
 def evaluation(net: nn.Module) -> Callable[[], list[float]]:
-    """Return a metric with one loss for each of four batches."""
+    """Return a function that computes the loss of the network on each of four batches."""
     return lambda: [nn.functional.cross_entropy(net(X[i::4]), Y[i::4]).item() for i in range(4)]
 
 
@@ -48,7 +48,7 @@ def gain_of_both_seeds(net: nn.Module, growth: Growth) -> float:
     return without - with_seeds
 
 
-def test_shapley_values_sum_to_the_gain_of_all_seeds_and_are_reported_every_epoch() -> None:
+def test_shapley_values_are_reported_by_end_epoch_and_sum_to_the_joint_gain_of_the_seeds() -> None:
     net, growth = trained(shapley=True)
     events = growth.end_epoch(evaluation(net))
 
@@ -57,18 +57,18 @@ def test_shapley_values_sum_to_the_gain_of_all_seeds_and_are_reported_every_epoc
     assert f"Shapley value {values[0]:+.3g}" in str(events[0])
     assert sum(values) == pytest.approx(gain_of_both_seeds(net, growth), rel=1e-6)
     assert [report.shapley_value for report in growth.reports()] == pytest.approx(values)
-    # The interaction of two seeds is their joint gain minus the gain of each seed alone.
+    # The interaction of two seeds is their joint gain minus the gains of the first and the second seed alone.
     first, second = (report.interaction_sum for report in growth.reports())
     assert first == pytest.approx(second)
     gains = [event.contribution for event in events]
     assert sum(gains) - first == pytest.approx(sum(values), rel=1e-6)
 
 
-def test_measure_computes_shapley_values_only_on_request() -> None:
+def test_growth_computes_shapley_values_only_if_requested() -> None:
     net, growth = trained()
     events = growth.end_epoch(evaluation(net))
     assert [event.shapley for event in events] == [None, None]
-    # All seeds were measured in this epoch already.
+    # The method end_epoch has measured all seeds in this epoch already.
     assert growth.measure(evaluation(net)) == []
 
     calls = []
@@ -79,7 +79,21 @@ def test_measure_computes_shapley_values_only_on_request() -> None:
     assert [report.shapley_value for report in growth.reports()] == pytest.approx(values)
 
 
-def test_shapley_values_of_five_seeds_are_sampled_and_sum_to_the_gain_of_all() -> None:
+def test_report_has_one_line_per_slot_with_the_values_of_its_seed() -> None:
+    net, growth = trained(shapley=True)
+    growth.end_epoch(evaluation(net))
+    growth.prune("0")
+    heading, first, second = growth.report().splitlines()
+    assert heading.split("  ")[:2] == ["slot", "stage"]
+    assert first.split() == ["0", "EMBARGOED", *["–"] * 6]
+    seed = growth.reports()[1]
+    measured = (seed.counterfactual_contribution, seed.contribution_error, seed.shapley_value)
+    worth, error, shapley = (f"{value:.{digits}g}" for value, digits in zip(measured, (3, 2, 3), strict=True))
+    assert second.split() == ["2", "HOLDING", "lora", "1", "128", "1", worth, "±", error, shapley]
+    assert len({len(line) for line in (heading, first, second)}) == 1
+
+
+def test_sampled_shapley_values_of_five_seeds_sum_to_their_joint_gain() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(6)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -107,7 +121,9 @@ def test_shapley_values_of_five_seeds_are_sampled_and_sum_to_the_gain_of_all() -
 
 
 @pytest.mark.parametrize("name", ["mlp", "gru", "dict"])
-def test_saved_growth_is_loaded_as_a_plain_network_with_equal_outputs(name: str, tmp_path: Path) -> None:
+def test_network_saved_by_growth_is_loaded_as_a_plain_network_with_equal_outputs(
+    name: str, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     case = CASES[name]
     net, sample = case.build(), case.sample()
@@ -127,11 +143,13 @@ def test_saved_growth_is_loaded_as_a_plain_network_with_equal_outputs(name: str,
     assert loaded is base
     assert torch.equal(case.tensor(loaded.eval()(sample)), case.tensor(net.eval()(sample)))
     assert not any("esper" in type(module).__module__ for module in loaded.modules())
-    # Seeds can still be pruned after the growth was saved.
+    # Seeds can still be pruned after ``Growth.save``.
     growth.prune(growth.slots[0])
 
 
-def test_saved_growth_holds_weights_but_neither_sample_nor_optimiser(tmp_path: Path) -> None:
+def test_file_saved_by_growth_contains_weights_but_neither_sample_input_nor_optimiser_state(
+    tmp_path: Path,
+) -> None:
     net = mlp()
     sample = torch.randn(4096, 5)
     optimizer = torch.optim.Adam(net.parameters())
@@ -143,5 +161,5 @@ def test_saved_growth_holds_weights_but_neither_sample_nor_optimiser(tmp_path: P
 
     weights = io.BytesIO()
     torch.save(net.state_dict(), weights)
-    # Names of slots and classes take some hundred bytes; the sample input would take 80,000 bytes.
+    # Names of slots and classes add some hundred bytes to the file; the sample input would add 80,000 bytes.
     assert (tmp_path / "grown.pt").stat().st_size < weights.tell() + 2_000

@@ -1,4 +1,4 @@
-"""Growth of every model in ``models.py``: outputs with empty slots, training of seeds, finished networks."""
+"""Growth of every network in models.py: outputs with empty slots, training of seeds, finished networks."""
 
 import copy
 import json
@@ -22,12 +22,12 @@ from tests.growth.models import CASES, Case
 ALL: dict[str, Case] = CASES | HF_CASES
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The PyTorch API of nested tensors:UserWarning"
-)  # a warning of torch
+)  # Torch warns that its API of nested tensors is a prototype.
 ROOT = Path(__file__).parents[2]
 
 
 def outputs(net: nn.Module, x: Any) -> list[Tensor]:
-    """Return all outputs in train and eval mode, with and without grad, under one random state."""
+    """Return all outputs in eval and train mode, without and with grad, each from the same random state."""
     found = []
     kept = copy.deepcopy(net.state_dict())
     for training in (False, True):
@@ -48,16 +48,17 @@ class Grown(NamedTuple):
     inputs: Any
     bare_keys: list[str]
     attached: bool
-    """Whether outputs and state keys with empty slots equal those of the network without slots."""
+    """Whether outputs and state-dict keys with empty slots equal those of the network without slots."""
     moved: dict[str, bool]
-    """For each parameter of a seed, whether training changed it."""
+    """For each seed parameter by name, whether training changed the parameter."""
     trained: list[Tensor]
     finished: list[Tensor]
 
 
 @cache
 def grown(name: str) -> Grown:
-    """Results for one model: without slots, with empty slots, with trained seeds, and finished."""
+    """Grow one network; return its outputs with trained seeds and after ``finish``, and which parameters
+    changed."""
     case = ALL[name]
     torch.manual_seed(0)
     net, sample, inputs = case.build(), case.sample(), case.sample()
@@ -78,7 +79,7 @@ def grown(name: str) -> Grown:
     moved = {k: not torch.equal(p, born[k]) for k, p in seeds.items()}
     trained = outputs(net, inputs)
     with warnings.catch_warnings():
-        # The warning about save_pretrained is expected.
+        # The warning that save_pretrained omits seeds is expected.
         warnings.simplefilter("ignore", GrowthWarning)
         finished = growth.finish(merge=False)
     assert finished is net
@@ -86,12 +87,12 @@ def grown(name: str) -> Grown:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_empty_slots_change_neither_outputs_nor_state_keys(name: str) -> None:
+def test_empty_slots_change_neither_outputs_nor_state_dict_keys_of_a_network(name: str) -> None:
     assert grown(name).attached
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_seed_learns_and_the_finished_network_is_bit_equal(name: str) -> None:
+def test_training_changes_every_seed_parameter_and_finish_leaves_the_outputs_bit_equal(name: str) -> None:
     found = grown(name)
     assert found.moved
     assert all(found.moved.values()), [k for k, moved in found.moved.items() if not moved]
@@ -102,8 +103,9 @@ def test_every_seed_learns_and_the_finished_network_is_bit_equal(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["resnet-copy", "vit", "padding mask", "gru", "dict", "transformers gpt2"])
-@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn._flat_weights:UserWarning")  # torch's GRU
-def test_finished_network_can_be_exported(name: str) -> None:
+# Torch warns about the flat weights of a GRU when a network with a GRU is exported.
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.rnn._flat_weights:UserWarning")
+def test_finished_network_can_be_exported_by_torch_export(name: str) -> None:
     found = grown(name)
     x = found.inputs
     args, kwargs = (x if isinstance(x, tuple) else (x,), {}) if "transformers" not in name else ((), x)
@@ -114,7 +116,7 @@ def test_finished_network_can_be_exported(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["gru-time-first", "vit-time-first"])
-def test_seeds_keep_samples_apart_if_tokens_are_the_first_axis(name: str) -> None:
+def test_seeds_do_not_mix_samples_if_the_token_axis_precedes_the_batch_axis(name: str) -> None:
     found = grown(name)
     others = torch.cat([found.inputs[:1], torch.randn_like(found.inputs[1:])])
     with torch.no_grad():
@@ -122,7 +124,7 @@ def test_seeds_keep_samples_apart_if_tokens_are_the_first_axis(name: str) -> Non
     torch.testing.assert_close(got, wanted)
 
 
-def test_seeds_of_one_dimensional_convolutions_accept_other_lengths() -> None:
+def test_network_of_one_dimensional_convolutions_with_seeds_accepts_signals_of_another_length() -> None:
     net = grown("signals").net
     assert net.eval()(torch.randn(2, 3, 21)).shape == (2, 2)
     assert net.down.grown.seed.one.get_submodule("0").in_features == 4

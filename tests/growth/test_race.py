@@ -1,4 +1,5 @@
-"""Parts of a race: paired differences of losses, learning rates, the control, first-order scores."""
+"""Tests of the parts of a race: paired loss differences, the learning-rate schedule, the training of the
+control, and first-order (gradient) scores."""
 
 import copy
 
@@ -18,21 +19,21 @@ from esper.leyline.factored_actions import Style
 from tests.growth.diagnosed import Net, features, loaders
 
 
-def test_paired_difference_weights_parts_by_their_samples() -> None:
+def test_mean_difference_of_losses_weights_validation_chunks_by_their_number_of_samples() -> None:
     probe = Probe([(torch.zeros(1, 1), torch.zeros(1)), (torch.zeros(3, 1), torch.zeros(3))], F.mse_loss)
-    # The loss differences 4 and 0 have weights 1/4 and 3/4: the mean is 1, the variance 2·(3²/16 + 1²·9/16) =
-    # 2.25.
+    # The loss differences 4 and 0 have the weights 1/4 and 3/4, so their weighted mean is 1. The standard
+    # error of this mean is the square root of 2·((3·1/4)² + (1·3/4)²) = 2.25.
     difference = probe.paired(torch.tensor([5.0, 2.0]), torch.tensor([1.0, 2.0]))
     assert difference == pytest.approx((1.0, 1.5))
 
 
-def test_learning_rate_rises_for_a_fifth_of_a_race_round_and_falls_to_zero() -> None:
+def test_learning_rate_rises_in_the_first_fifth_of_a_heat_of_a_race_and_then_falls_to_zero() -> None:
     assert [round(share_of_rate(step, 10), 3) for step in range(10)] == [
         0.5, 1.0, 0.889, 0.778, 0.667, 0.556, 0.444, 0.333, 0.222, 0.111,
     ]  # fmt: skip
 
 
-def test_control_takes_as_many_steps_as_the_compute_of_a_candidate_allows() -> None:
+def test_controls_of_a_race_train_for_the_given_number_of_steps_per_candidate_step() -> None:
     net = Net()
     train, val = loaders(features)
     batches = endless(train, torch.device("cpu"), "train_loader")
@@ -41,11 +42,11 @@ def test_control_takes_as_many_steps_as_the_compute_of_a_candidate_allows() -> N
     assert (made, [control.steps for control in race.controls]) == (4, [6, 6, 6])
 
 
-def test_copied_optimiser_with_a_scheduler_steps_the_copied_network() -> None:
-    """Copy an optimiser whose ``step`` a scheduler has replaced by a function bound to the original."""
+def test_copy_of_an_optimiser_with_a_scheduler_trains_the_copied_network_and_not_the_original() -> None:
+    """Copy an optimiser whose method ``step`` a scheduler has replaced by one bound to the original."""
     net = nn.Linear(5, 2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    # The scheduler sets the learning rate to 0; the initial learning rate is 0.1.
+    # The scheduler sets the learning rate of the original optimiser to 0; its initial learning rate is 0.1.
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
     before = copy.deepcopy(net.state_dict())
     runner = Runner.continued(net, optimizer)
@@ -54,7 +55,7 @@ def test_copied_optimiser_with_a_scheduler_steps_the_copied_network() -> None:
     assert not torch.equal(runner.net.weight, net.weight)  # type: ignore[arg-type]
 
 
-def test_seed_joined_to_a_copy_of_the_control_trains_jointly_with_it() -> None:
+def test_candidate_seed_joined_to_a_copy_of_the_race_control_trains_jointly_with_the_copy() -> None:
     torch.manual_seed(0)
     net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
     [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
@@ -73,7 +74,7 @@ def test_seed_joined_to_a_copy_of_the_control_trains_jointly_with_it() -> None:
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
-def test_first_order_score_is_the_slope_of_the_validation_loss() -> None:
+def test_first_order_score_of_a_candidate_is_the_slope_of_the_validation_loss() -> None:
     torch.manual_seed(0)
     net, (train, val) = Net().double().eval(), loaders(features)
     double = lambda batch: tuple(tensor.double() for tensor in batch)  # noqa: E731
@@ -90,7 +91,7 @@ def test_first_order_score_is_the_slope_of_the_validation_loss() -> None:
     race.find_candidates(find_sites(race.host, "second", race.training[0][0]), {"features": ["lora"]})
     race.score_first_order()
     [each] = race.candidates
-    # The expected slope comes from a small step against the training gradient and two validation losses.
+    # The expected slope is the change of the validation loss in a small step against the training gradient.
     graft, step, every = each.graft, 1e-6, max(1, len(race.probe.parts) // 6)
     held = Probe(race.probe.parts[::every], F.mse_loss)
     host = frozen(net).eval()
@@ -121,7 +122,7 @@ def run_race(
 @pytest.mark.parametrize(
     "blueprints", [("norm",), ("lora", "mlp_small")], ids=["cheap candidates", "expensive candidates"]
 )
-def test_last_round_of_a_race_trains_network_and_candidate_jointly_against_a_control_of_equal_compute(
+def test_last_heat_of_a_race_trains_network_and_candidate_jointly_against_a_control_of_equal_compute(
     blueprints: tuple[str, ...],
 ) -> None:
     race = run_race(torch.optim.Adam, 1e-3, blueprints)
@@ -129,12 +130,13 @@ def test_last_round_of_a_race_trains_network_and_candidate_jointly_against_a_con
     assert all(each.runner and each.runner.net is not race.host for each in race.candidates)
     assert all(each.runner is None or each.runner.net is race.host for each in race.out)
     costliest = 1 + max(each.flops for each in race.candidates) / race.host_flops
-    # The control trains on 30 batches in the first part, then on up to three batches per candidate step,
-    # until its compute equals 150 steps of the most expensive candidate.
+    # The control of the race trains for 30 steps in the first heat. In the second heat the control makes
+    # up to three steps per candidate step, until its compute equals 150 steps of the most expensive
+    # candidate.
     assert race.controls[0].steps == 30 + int(min(3.0, (150 * costliest - 30) / 120) * 120)
 
 
-def test_candidates_do_not_join_a_control_that_diverged() -> None:
+def test_race_candidates_are_not_trained_jointly_with_a_control_that_diverged() -> None:
     race = run_race(torch.optim.SGD, 1e30)
     assert race.control is None
     assert all(each.runner and each.runner.net is race.host for each in race.candidates)

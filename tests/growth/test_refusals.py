@@ -1,4 +1,4 @@
-"""Bad input is refused with one sentence, before the first step or when a seed is planted."""
+"""``Growth`` refuses invalid arguments with a one-sentence error, before the first step or at planting."""
 
 import re
 from typing import Any
@@ -65,7 +65,7 @@ def other_optimiser() -> torch.optim.Optimizer:
 
 
 class ZeroRedundancyOptimizer(torch.optim.SGD):
-    """Stand-in for a torch optimiser of this name that needs several processes."""
+    """Stand-in for torch's ZeroRedundancyOptimizer, which needs several processes."""
 
 
 REFUSALS = {
@@ -174,13 +174,13 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_growth_refuses_bad_input_with_one_sentence(name: str) -> None:
+def test_growth_refuses_invalid_arguments_with_a_one_sentence_error(name: str) -> None:
     use, sentence = REFUSALS[name]
     with pytest.raises(EsperError, match=f"^{re.escape(sentence)}"):
         use()
 
 
-def test_refused_network_has_no_slots_and_can_be_grown_afterwards() -> None:
+def test_network_has_no_slots_after_a_refused_growth_and_can_be_grown_afterwards() -> None:
     net = Outer()
     with pytest.raises(EsperError):
         grow(net, slots="inner")
@@ -191,7 +191,8 @@ def test_refused_network_has_no_slots_and_can_be_grown_afterwards() -> None:
 
 
 class TupleInTraining(nn.Module):
-    """Layer that returns a tuple with its input in training mode, like layers with an auxiliary loss."""
+    """Layer that returns its output and its input as a tuple in training mode, like layers with an auxiliary
+    loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -272,7 +273,7 @@ def test_second_growth_on_one_network_is_refused() -> None:
 
 
 @pytest.mark.parametrize("made", ["before", "after"])
-def test_update_of_an_average_without_seeds_is_refused_if_the_network_has_a_seed(made: str) -> None:
+def test_update_of_an_averaged_model_without_the_seeds_of_the_network_is_refused(made: str) -> None:
     net = mlp()
     average = AveragedModel(net) if made == "before" else None
     growth = grow(net)
@@ -283,7 +284,7 @@ def test_update_of_an_average_without_seeds_is_refused_if_the_network_has_a_seed
         average.update_parameters(net)
 
 
-def test_average_made_before_growth_receives_seeds_if_passed_as_follow() -> None:
+def test_averaged_model_made_before_growth_receives_seeds_if_given_as_argument_follow() -> None:
     net = mlp()
     average = AveragedModel(net)
     growth = grow(net, follow=[average])
@@ -292,7 +293,7 @@ def test_average_made_before_growth_receives_seeds_if_passed_as_follow() -> None
     assert len(list(average.module.parameters())) == len(list(net.parameters()))
 
 
-def test_copy_of_another_network_in_follow_is_refused_and_the_network_is_unchanged() -> None:
+def test_argument_follow_refuses_an_averaged_model_of_another_network() -> None:
     net = mlp()
     before = [name for name, _ in net.named_modules()]
     with pytest.raises(EsperError, match="follow holds a AveragedModel that is no copy of this Sequential"):
@@ -350,7 +351,9 @@ HAND = {
 
 
 @pytest.mark.parametrize("name", HAND)
-def test_bad_action_by_hand_is_refused_with_one_sentence_and_changes_nothing(name: str) -> None:
+def test_invalid_action_by_the_user_is_refused_with_a_one_sentence_error_and_changes_nothing(
+    name: str,
+) -> None:
     use, sentence = HAND[name]
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -365,7 +368,7 @@ def test_bad_action_by_hand_is_refused_with_one_sentence_and_changes_nothing(nam
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_growth_state_of_another_network_class_or_other_slots_is_refused() -> None:
+def test_growth_refuses_to_load_the_state_of_another_network_class_or_of_other_slots() -> None:
     state = grow(ResNet(), torch.zeros(2, 1, 8, 8), "layer2").state_dict()
     sentence = (
         r"the checkpoint is of a tests\.growth\.models\.ResNet with slots layer2 \(feature_map, 8 wide\)"
@@ -376,7 +379,7 @@ def test_growth_state_of_another_network_class_or_other_slots_is_refused() -> No
         grow(ResNet(), torch.zeros(2, 1, 8, 8), "layer1").load_state_dict(state)
 
 
-def test_seed_with_vectors_is_refused_if_the_only_optimiser_is_muon() -> None:
+def test_seed_with_vector_parameters_is_refused_if_the_only_optimiser_is_muon() -> None:
     net = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 3, bias=False))
     growth = grow(net, slots="0", optimizer=torch.optim.Muon(net.parameters()), controller=None)
     with pytest.raises(

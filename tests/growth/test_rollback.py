@@ -20,7 +20,7 @@ from tests.growth.models import mlp
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 GOOD_EPOCHS = 6
-"""Number of good epochs. Every third good epoch is saved, so the last snapshot is that of epoch 6."""
+"""Number of epochs before the divergence. Every third epoch gets a snapshot; the last is that of epoch 6."""
 
 
 @pytest.fixture(autouse=True)
@@ -75,13 +75,13 @@ def test_divergence_restores_weights_moments_seeds_and_slot_table_of_the_last_go
     growth.germinate("2", "mlp")
     train_epochs(net, optimizer, growth, 3)
     growth.fossilize("2")
-    # Snapshots are taken after epoch 4, because it has a new fossil, and after epoch 7.
+    # Snapshots are taken after epoch 4, because of its new fossil, and after epoch 7.
     train_epochs(net, optimizer, growth, 4)
     weights, moments, table = states(net, optimizer, growth)
-    # The seed is planted after the last snapshot, so the rollback removes it.
+    # The second seed is planted after the last snapshot, so the rollback removes this seed.
     growth.germinate("0", "lora")
     events = []
-    for _ in range(2):  # The divergence alarm needs two bad epochs in a row.
+    for _ in range(2):  # The governor raises its alarm after two bad epochs in a row.
         train(net, optimizer)
         scale_weights(net, 10.0)
         events += growth.end_epoch(evaluation(net))
@@ -101,7 +101,7 @@ def test_divergence_restores_weights_moments_seeds_and_slot_table_of_the_last_go
     assert not growth.facts.rolled_back
 
 
-def test_jump_of_the_learning_rate_is_rolled_back() -> None:
+def test_divergence_after_a_jump_of_the_learning_rate_is_rolled_back() -> None:
     net, optimizer, growth = started()
     train_epochs(net, optimizer, growth, GOOD_EPOCHS)
     wanted = evaluation(net)()
@@ -112,7 +112,7 @@ def test_jump_of_the_learning_rate_is_rolled_back() -> None:
     assert evaluation(net)() == wanted
 
 
-def test_non_finite_metric_is_rolled_back_after_one_epoch() -> None:
+def test_one_epoch_with_a_non_finite_metric_is_rolled_back_to_the_last_good_epoch() -> None:
     net, optimizer, growth = started()
     train_epochs(net, optimizer, growth, 3)
     weights = copy.deepcopy(net.state_dict())
@@ -123,7 +123,7 @@ def test_non_finite_metric_is_rolled_back_after_one_epoch() -> None:
     torch.testing.assert_close(net.state_dict(), weights, rtol=0.0, atol=0.0)
 
 
-def test_live_seed_that_causes_the_divergence_is_removed_without_changing_the_host() -> None:
+def test_live_seed_that_causes_a_divergence_is_pruned_without_changing_the_host() -> None:
     net, optimizer, growth = started()
     train_epochs(net, optimizer, growth, GOOD_EPOCHS)
     growth.germinate("2", "mlp")
@@ -141,7 +141,7 @@ def test_live_seed_that_causes_the_divergence_is_removed_without_changing_the_ho
     assert growth.recovery.rollbacks == 0
 
 
-def test_diverged_weights_stay_if_rollback_is_off() -> None:
+def test_diverged_network_is_not_restored_if_rollback_is_off() -> None:
     net, optimizer, growth = started(rollback=False)
     train_epochs(net, optimizer, growth, GOOD_EPOCHS)
     scale_weights(net, 1e3)
@@ -149,7 +149,7 @@ def test_diverged_weights_stay_if_rollback_is_off() -> None:
     assert growth.facts.val_loss > 1e3
 
 
-def test_number_of_rollbacks_is_limited() -> None:
+def test_growth_does_not_roll_back_after_the_maximum_number_of_rollbacks() -> None:
     net, optimizer, growth = started()
     train_epochs(net, optimizer, growth, 3)
     for _ in range(ROLLBACK_LIMIT):
@@ -157,11 +157,11 @@ def test_number_of_rollbacks_is_limited() -> None:
         growth.end_epoch(evaluation(net))
     assert (growth.recovery.rollbacks, growth.recovery.given_up) == (ROLLBACK_LIMIT, True)
     scale_weights(net, math.nan)
-    with pytest.warns(GrowthWarning, match="evaluate returned nan"):
+    with pytest.warns(GrowthWarning, match="evaluate returned a value that is not finite"):
         assert of_kind(growth.end_epoch(evaluation(net)), "rolled_back") == []
 
 
-def test_rollback_works_with_an_optimiser_bound_after_the_snapshot() -> None:
+def test_rollback_in_the_first_epoch_restores_the_weights_at_the_call_of_bind() -> None:
     net = mlp()
     growth = Growth(net, sample=X, slots="2", controller=None, higher_is_better=False, rollback=True)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -176,7 +176,7 @@ def test_rollback_works_with_an_optimiser_bound_after_the_snapshot() -> None:
     assert len(optimizer.state) == 0
 
 
-def test_followed_average_returns_to_the_last_good_epoch_too() -> None:
+def test_rollback_also_restores_an_averaged_model_given_as_argument_follow() -> None:
     net = mlp()
     average = AveragedModel(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
@@ -241,14 +241,14 @@ def test_rollback_after_resuming_does_not_restore_weights_from_before_the_resume
 
 
 class BrokenBatches:
-    """Loader whose batches in one epoch have NaN inputs."""
+    """Data loader whose inputs are NaN in one epoch."""
 
     def __init__(self, broken_epoch: int) -> None:
         self.broken_epoch = broken_epoch
         self.reads = 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        # The first two passes check the loader and take the sample input.
+        # The first two passes over the loader check the loader and take the sample input.
         self.reads += 1
         factor = math.nan if self.reads == self.broken_epoch + 2 else 1.0
         return iter([(factor * X[i::4], Y[i::4]) for i in range(4)])
@@ -280,7 +280,7 @@ def test_grow_rolls_back_an_epoch_with_a_nan_training_loss_by_default() -> None:
         pytest.param(3, {"rollback": False}, id="rollback off"),
     ],
 )
-def test_grow_raises_for_a_nan_training_loss_that_cannot_be_rolled_back(
+def test_grow_raises_an_error_for_a_nan_training_loss_that_cannot_be_rolled_back(
     broken_epoch: int, settings: dict[str, Any]
 ) -> None:
     with pytest.raises(DataError, match=f"the training loss is not finite in epoch {broken_epoch}; look for"):

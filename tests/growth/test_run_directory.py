@@ -1,7 +1,8 @@
-"""Run directory of ``esper.grow``: rows, views, and resuming after a kill."""
+"""Run directory of ``esper.grow``: telemetry rows, report, terminal view, and resuming after a kill."""
 
 import os
 import re
+import shutil
 import signal
 from io import StringIO
 from pathlib import Path
@@ -16,10 +17,11 @@ from esper.karn.log_lines import line_of, log
 from esper.karn.report import render_report
 from esper.karn.runs import as_json, listed
 from esper.karn.screen import screen
-from esper.leyline.errors import EsperError
+from esper.leyline.errors import EsperError, GrowthWarning
 from esper.leyline.rows import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, SeedRow, TransitionRow
+from tests.growth import test_grow
 from tests.growth.test_grow import PLAN, grow, network
-from tests.integration.training import forked
+from tests.integration.training import everything_in, forked, full_disk
 
 KINDS = (EpochRow, SeedRow, TransitionRow, DecisionRow, CounterfactualRow, EpisodeRow)
 TIMES = ("t", "ms", "phase_ms", "seconds")
@@ -30,7 +32,7 @@ def quiet(_line: str) -> None:
 
 
 def show_and_die(line: str) -> None:
-    """Kill the process before the checkpoint of epoch 3 is written."""
+    """Kill this process when epoch 3 is printed, before the checkpoint of epoch 3 is written."""
     if line.startswith("epoch 3:"):
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -65,7 +67,7 @@ def runs(tmp_path_factory) -> Path:
     return folder
 
 
-def test_resumed_run_after_a_kill_has_every_epoch_once(runs):
+def test_run_of_grow_resumed_after_a_kill_has_the_telemetry_rows_of_an_uninterrupted_run(runs):
     found = open_run(runs / "killed")
 
     assert [row.epoch for row in found.rows(EpochRow)] == [1, 2, 3, 4, 5]
@@ -75,7 +77,7 @@ def test_resumed_run_after_a_kill_has_every_epoch_once(runs):
     assert times == sorted(times)
 
 
-def test_values_that_a_users_training_does_not_measure_are_null(runs):
+def test_telemetry_columns_that_grow_does_not_measure_are_null(runs):
     run = open_run(runs / "whole")
     (end,) = run.rows(EpisodeRow)
 
@@ -89,7 +91,7 @@ def test_values_that_a_users_training_does_not_measure_are_null(runs):
     assert sum(end.op_counts) == len(run.rows(DecisionRow)) == 5
 
 
-def test_contributions_equal_differences_of_counterfactual_losses(runs):
+def test_contribution_of_a_seed_row_equals_the_difference_of_counterfactual_losses(runs):
     run = open_run(runs / "whole")
     seed = run.rows(SeedRow)[-1]
     off, whole = run.rows(CounterfactualRow, "epoch = 5")
@@ -100,7 +102,7 @@ def test_contributions_equal_differences_of_counterfactual_losses(runs):
     assert whole.loss == run.rows(EpochRow)[-1].val_loss
 
 
-def test_watch_report_and_sql_show_the_loss(runs):
+def test_terminal_report_and_list_of_runs_show_the_loss_of_a_run_of_grow(runs):
     run = open_run(runs / "whole")
     last, seed = run.rows(EpochRow)[-1], run.rows(SeedRow)[-1]
     loss, worth = f"{last.val_loss:.3g}", f"{seed.contribution:+.3g}"
@@ -124,14 +126,15 @@ def test_watch_report_and_sql_show_the_loss(runs):
     assert "After epoch 3 of 5 the loss is" in (runs / "killed.html").read_text(encoding="utf-8")
 
 
-def test_runs_of_a_users_network_are_not_compared_by_unknown_scores(runs):
+def test_report_does_not_pair_episodes_of_two_runs_of_grow_because_their_data_are_unknown(runs):
     page = render_report(open_run(runs / "whole"), [open_run(runs / "killed")])
 
     assert "episodes cannot be paired, since their data are unknown" in page
 
 
-def test_run_with_a_flop_budget_shows_no_planned_number_of_epochs(tmp_path):
-    # A minibatch costs 4,608 FLOPs and an epoch has 8 minibatches, so the budget lasts two and a half epochs.
+def test_run_of_grow_with_a_flop_budget_has_no_planned_number_of_epochs(tmp_path):
+    # A minibatch costs 4,608 FLOPs and an epoch has 8 minibatches, so 20 minibatches are two and a half
+    # epochs.
     grow(network(), budget=20 * 4_608, controller=None, show=quiet, out=tmp_path / "run")
     run = open_run(tmp_path / "run")
 
@@ -142,10 +145,46 @@ def test_run_with_a_flop_budget_shows_no_planned_number_of_epochs(tmp_path):
     assert "Finished after epoch 3." in render_report(run)
 
 
-def test_resume_with_other_settings_or_without_a_checkpoint_is_refused(runs, tmp_path):
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty"])
+def test_grow_refuses_to_resume_from_a_damaged_checkpoint_and_changes_no_file(runs, tmp_path, damage):
+    out = tmp_path / "run"
+    shutil.copytree(runs / "whole", out)
+    content = bytearray((out / "checkpoint.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    kept = {"flipped": len(content), "cut": len(content) // 2, "empty": 0}[damage]
+    (out / "checkpoint.pt").write_bytes(content[:kept])
+    before = everything_in(out)
+
+    with pytest.raises(EsperError, match=r"checkpoint\.pt' is damaged or was not written by this version"):
+        grow(network(), epochs=5, controller=PLAN, show=quiet, out=out, resume=True)
+    assert everything_in(out) == before
+
+
+def test_grow_whose_directory_cannot_be_written_returns_the_network_with_a_warning(tmp_path, monkeypatch):
+    whole = grow(network(), epochs=3, controller=PLAN, show=quiet)
+    lines: list[str] = []
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.warns(GrowthWarning, match=r"not complete on disk: .*No space left on device") as warned:
+        grown = grow(network(), epochs=3, controller=PLAN, show=lines.append, out=tmp_path / "run")
+
+    assert grown.unsaved == str(warned[0].message)
+    assert (warned[0].filename, len(lines)) == (test_grow.__file__, 3)
+    for ours, theirs in zip(grown.net.parameters(), whole.net.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_grow_trains_on_with_a_warning_if_its_lines_cannot_be_printed():
+    with pytest.warns(
+        GrowthWarning, match="cannot be shown: No space left on device; the training continues"
+    ):
+        grown = grow(network(), epochs=2, controller=None, show=full_disk)
+    assert len(grown.epochs) == 3
+
+
+def test_grow_refuses_to_resume_with_other_settings_or_without_a_checkpoint(runs, tmp_path):
     with pytest.raises(EsperError, match="was begun with epochs=5, and is to go on with 6"):
         grow(network(), epochs=6, controller=PLAN, show=quiet, out=runs / "whole", resume=True)
-    assert open_run(runs / "whole").state == "finished"  # The refused resume removed no file.
+    assert open_run(runs / "whole").state == "finished"  # The refused resume has removed no file of the run.
     (tmp_path / "telemetry").mkdir()
     with pytest.raises(EsperError, match=r"holds no checkpoint\.pt to resume from; remove what is there"):
         grow(network(), epochs=5, out=tmp_path, resume=True)

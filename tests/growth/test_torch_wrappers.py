@@ -1,4 +1,4 @@
-"""Growing networks with wrapped optimisers, averages, copies, files, several processes and compilers."""
+"""Growth with wrapped optimisers, averaged models, copies, checkpoints, processes and torch.compile."""
 
 import copy
 import os
@@ -38,7 +38,7 @@ def step(net: nn.Module, optimizers: Any, x: torch.Tensor = X) -> None:
 
 
 class Facade:
-    """Wrapper around an optimiser, like that of accelerate."""
+    """Wrapper around an optimiser, like ``AcceleratedOptimizer`` of the package accelerate."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -50,7 +50,7 @@ class Facade:
         self.optimizer.zero_grad()
 
 
-def test_wrapped_optimiser_trains_seeds() -> None:
+def test_optimiser_inside_two_wrappers_trains_a_planted_seed() -> None:
     net = mlp()
     optimizer = Facade(Facade(torch.optim.Adam(net.parameters())))
     Growth(net, optimizer, sample=X, slots="2", controller=None).germinate("2", "mlp")
@@ -59,7 +59,7 @@ def test_wrapped_optimiser_trains_seeds() -> None:
     assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
 
 
-def test_vectors_of_a_seed_join_the_second_optimiser_if_the_first_is_muon() -> None:
+def test_vector_parameters_of_a_seed_are_added_to_the_second_optimiser_if_the_first_is_muon() -> None:
     net = mlp()
     muon = torch.optim.Muon([p for p in net.parameters() if p.ndim == 2])
     adam = torch.optim.AdamW([p for p in net.parameters() if p.ndim != 2])
@@ -67,11 +67,11 @@ def test_vectors_of_a_seed_join_the_second_optimiser_if_the_first_is_muon() -> N
     born = [p.detach().clone() for p in net[2].esper_slot.parameters()]
     step(net, [muon, adam])
     assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
-    # The network has three layers; the seed has two branches of two layers each.
+    # The network has three weight matrices and three biases; the seed has four of each.
     assert [len(o.param_groups[0]["params"]) for o in (muon, adam)] == [3 + 4, 3 + 4]
 
 
-def test_seed_after_a_module_without_parameters_joins_the_group_of_the_layer_upstream() -> None:
+def test_seed_after_a_module_without_parameters_joins_the_parameter_group_of_the_layer_upstream() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
     groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[3].parameters(), "lr": 0.2}]
     optimizer = torch.optim.SGD(groups)
@@ -79,7 +79,7 @@ def test_seed_after_a_module_without_parameters_joins_the_group_of_the_layer_ups
     assert [len(group["params"]) for group in optimizer.param_groups] == [2 + 4, 2]
 
 
-def test_seeds_on_a_frozen_backbone_train_with_the_head() -> None:
+def test_seed_in_a_frozen_backbone_is_trained_by_the_optimiser_of_the_head() -> None:
     net = mlp()
     net[:4].requires_grad_(False)
     optimizer = torch.optim.Adam(net[4].parameters())
@@ -87,11 +87,11 @@ def test_seeds_on_a_frozen_backbone_train_with_the_head() -> None:
     growth.germinate("1", "mlp")
     step(net, optimizer)
     step(net, optimizer)
-    # The method end_epoch would warn of a seed whose weights did not change.
+    # If the weights of the seed had not changed, end_epoch would warn and the test would fail.
     assert growth.end_epoch(lambda: net(X).detach().mean()) != []
 
 
-def test_network_and_optimiser_after_a_prune_equal_those_before_the_seed() -> None:
+def test_prune_removes_all_parameters_state_keys_and_hooks_of_a_seed() -> None:
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters())
     growth = Growth(net, optimizer, sample=X, slots="2", controller=None)
@@ -104,10 +104,10 @@ def test_network_and_optimiser_after_a_prune_equal_those_before_the_seed() -> No
     assert optimizer.param_groups[0]["params"] is listed
     assert (len(listed), len(optimizer.state), list(net.state_dict())) == (6, 6, keys)
     assert not net[2]._forward_hooks
-    growth.germinate("2", "lora")  # Actions by hand have no embargo.
+    growth.germinate("2", "lora")  # After a prune by the user there is no embargo.
 
 
-def test_copied_block_starts_with_the_optimiser_moments_of_its_original() -> None:
+def test_stack_seed_starts_with_weights_and_optimiser_moments_of_the_copied_block() -> None:
     net, x = ResNet(), torch.randn(4, 1, 8, 8)
     optimizer = torch.optim.Adam(net.parameters())
     growth = Growth(net, optimizer, sample=x, slots="layer2", controller=None)
@@ -123,7 +123,7 @@ def test_copied_block_starts_with_the_optimiser_moments_of_its_original() -> Non
 # --- averages and copies --------------------------------------------------------------------------------
 
 
-def test_seeds_are_planted_and_pruned_in_an_average_made_after_growth_too() -> None:
+def test_seeds_are_also_planted_and_pruned_in_an_averaged_model_passed_to_follow() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
@@ -149,7 +149,7 @@ def test_seeds_are_planted_and_pruned_in_an_average_made_after_growth_too() -> N
 
 
 @pytest.mark.parametrize("made", ["before growth", "before the seed", "after the seed", "deep copy"])
-def test_copy_followed_after_a_seed_was_planted_has_that_seed_and_later_ones(made: str) -> None:
+def test_copy_passed_to_follow_after_a_germination_receives_that_seed_and_later_seeds(made: str) -> None:
     net = mlp()
     copies = {"before growth": AveragedModel(net)}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -167,14 +167,14 @@ def test_copy_followed_after_a_seed_was_planted_has_that_seed_and_later_ones(mad
     seeds = [dict(each[2].esper_slot.graft.state_dict()) for each in (module, net)]
     torch.testing.assert_close(*seeds, rtol=0.0, atol=0.0)
     if isinstance(follower, AveragedModel):
-        follower.update_parameters(net)  # The first update of an average copies all weights.
+        follower.update_parameters(net)  # The first update of an averaged model copies all weights.
         assert torch.equal(module(X), net(X))
     growth.germinate("1", "lora")
     growth.prune("2")
     assert [name for name, _ in module.named_parameters()] == [name for name, _ in net.named_parameters()]
 
 
-def test_copies_in_follow_receive_a_seed_that_a_controller_plants() -> None:
+def test_copies_given_as_argument_follow_receive_a_seed_that_a_controller_plants() -> None:
     net = mlp()
     average, twin = AveragedModel(net), copy.deepcopy(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -188,7 +188,9 @@ def test_copies_in_follow_receive_a_seed_that_a_controller_plants() -> None:
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
-def test_copy_of_a_grown_network_is_independent_of_it(copied: Callable[[nn.Module], nn.Module]) -> None:
+def test_copy_of_a_network_with_a_seed_shares_no_tensor_with_the_original(
+    copied: Callable[[nn.Module], nn.Module],
+) -> None:
     net = mlp()
     growth = Growth(net, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="2", controller=None)
     growth.germinate("2", "mlp")
@@ -223,7 +225,9 @@ def begun() -> tuple[nn.Module, torch.optim.Optimizer, Growth, Any]:
     return net, optimizer, growth, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
 
 
-def test_run_resumed_in_the_middle_of_growth_is_bit_equal_to_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_user_training_resumed_between_plantings_has_bit_equal_weights_and_the_same_events(
+    tmp_path: Path,
+) -> None:
     net, optimizer, growth, scheduler = begun()
     said = run(net, optimizer, growth, scheduler, range(12))
     assert any("was planted" in sentence for sentence in said)
@@ -258,7 +262,7 @@ def test_run_resumed_in_the_middle_of_growth_is_bit_equal_to_an_uninterrupted_on
 # --- processes and compilers ------------------------------------------------------------------------------
 
 
-def test_two_processes_stay_bit_equal_while_the_network_grows(tmp_path: Path) -> None:
+def test_weights_of_two_distributed_processes_stay_bit_equal_while_the_network_grows(tmp_path: Path) -> None:
     port = str(29_000 + os.getpid() % 1000)
     program = [sys.executable, "tests/growth/two_processes.py", port, str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
@@ -271,7 +275,7 @@ def test_two_processes_stay_bit_equal_while_the_network_grows(tmp_path: Path) ->
     assert "epoch 1: mlp in 1 was planted (560 parameters)\nepoch 1: lora in 2 was planted" in first
 
 
-def test_recompile_limit_is_reported_once() -> None:
+def test_end_epoch_warns_once_if_torch_compile_reaches_its_recompile_limit() -> None:
     net = mlp()
     compiled = torch.compile(net, backend="eager", dynamic=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -286,7 +290,7 @@ def test_recompile_limit_is_reported_once() -> None:
     assert [event.kind for event in growth.end_epoch(lambda: compiled(X[:1]).mean())] == ["measured"]
 
 
-def test_finish_of_a_compiled_network_returns_the_plain_network_inside() -> None:
+def test_finish_of_a_compiled_network_returns_the_uncompiled_network() -> None:
     net = mlp()
     compiled = torch.compile(net, backend="eager")
     growth = Growth(compiled, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="1", controller=None)
@@ -295,8 +299,8 @@ def test_finish_of_a_compiled_network_returns_the_plain_network_inside() -> None
     torch.testing.assert_close(compiled(X), net(X))
 
 
-def test_frozen_backbone_with_a_seed_compiles_to_one_graph() -> None:
-    torch._dynamo.reset()  # another test may have reached the recompile limit of the same code
+def test_network_with_a_frozen_backbone_and_a_seed_compiles_to_one_graph() -> None:
+    torch._dynamo.reset()  # Another test may have reached the recompile limit of the same code.
     net = mlp()
     net[:4].requires_grad_(False)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
@@ -315,7 +319,7 @@ def test_frozen_backbone_with_a_seed_compiles_to_one_graph() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # a warning of inductor
+)  # Inductor uses a deprecated function of torch.jit.
 def test_network_is_recompiled_by_inductor_after_a_seed_was_planted() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     compiled = torch.compile(net)
@@ -332,7 +336,7 @@ def test_network_is_recompiled_by_inductor_after_a_seed_was_planted() -> None:
         assert found.grad is not None
 
 
-def test_update_of_a_hand_made_average_without_the_seed_raises_a_warning() -> None:
+def test_end_epoch_warns_of_a_deep_copy_that_is_updated_without_the_seeds_of_the_network() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None)
@@ -340,7 +344,7 @@ def test_update_of_a_hand_made_average_without_the_seed_raises_a_warning() -> No
     growth.germinate("2", "mlp")
     step(net, optimizer)
     events = growth.end_epoch(lambda: 1.0)
-    # A copy that is not updated raises no warning.
+    # A deep copy of the network that is not updated raises no warning.
     assert [event.kind for event in events] == ["measured"]
     growth.germinate("0", "lora")
     step(net, optimizer)

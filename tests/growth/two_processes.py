@@ -1,6 +1,6 @@
-"""Two processes train one network under DistributedDataParallel and grow it between two minibatches.
+"""Two processes train one network under DistributedDataParallel and plant seeds between minibatches.
 
-Each process writes a digest of all weights and the growth events to a file; the test compares the files.
+Each process writes a digest of all weights and the growth events to a file; a test compares the two files.
 """
 
 import hashlib
@@ -42,16 +42,16 @@ def work(rank: int, port: str, folder: str) -> None:
         optimizer.step()
         optimizer.zero_grad()
         if step == 5:
-            # The metric differs between the processes.
+            # The metric passed to ``end_epoch`` differs between the processes.
             said += growth.end_epoch(lambda: torch.rand(3).tolist())
         if step == 10:
             said.append(growth.germinate("2", "lora", alpha=0.5))
         if step == 15:
             said += growth.end_epoch(lambda: torch.rand(3).tolist())
-    # Two independent networks would have different digests.
+    # If the processes did not synchronise their networks, the two digests would differ.
     with open(f"{folder}/{rank}", "w") as file:
         file.write("\n".join([digest(net), *(str(event) for event in said)]))
-    # Process 0 hosts the key-value store of the process group, so it must not end before process 1.
+    # Process 0 hosts the key-value store of the process group, so process 0 must not end before process 1.
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Fixtures: the tiny task, and training runs on it that are made once per file."""
+"""Fixtures: the task "tiny", and training runs on this task that all tests of a file share."""
 
 import shutil
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tests.integration.training import Refused, StoppedError, after_iterations, 
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Register the tiny task and return the cache of twins, which all tests of a file share."""
+    """Register the task "tiny" and return the folder of cached twin scores, shared by all tests of a file."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         prepare(folder, patch)
@@ -33,7 +33,7 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Refused:
 
 @pytest.fixture(scope="module")
 def stopped_run(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a stopped run with the checkpoint of iteration 2 and the rows of iteration 3."""
+    """Return a training stopped in iteration 3, after its telemetry rows and before its checkpoint."""
     out = tmp_path_factory.mktemp("stopped") / "run"
 
     def stop(iteration: int) -> None:

@@ -23,14 +23,14 @@ from esper.scripts.watch_command import WatchConfig
 DIGITS = "9" * 5_000
 DEEP = "[" * 1_000 + "]" * 1_000
 NO_TEXT = ("a\udc80", "a\0b")
-"""Command-line words with an undecodable byte and with a zero byte."""
+"""Command-line arguments with an undecodable byte and with a zero byte."""
 NO_PATHS = ("x" * 5_000, "/dev/null/x", "/proc/self/nowhere/x", "nowhere/[/b]")
-"""Unusable paths: too long, below a file, without permission, with markup of rich."""
+"""Unusable paths: too long, below a file, without write permission, with markup of the package rich."""
 NO_NUMBERS = (DIGITS, "nan", "-inf", "1e999", "-1", "", "[/b]", "0x10", "1" * 400, DEEP)
 
 
 class Command(NamedTuple):
-    """A command with valid words, to which one invalid flag is added."""
+    """Command of ``esper`` with valid arguments, to which a test adds an invalid flag."""
 
     config: type[BaseModel]
     words: tuple[str, ...] = ()
@@ -59,11 +59,11 @@ READERS = (
     ("train", "--resume", "{run}"),
     ("eval", "{run}/best", "--episodes", "1"),
 )
-"""Commands that read a run; the ``eval`` command is always invalid, so that no evaluation starts."""
+"""Commands that read a run; ``--episodes 1`` is invalid for ``eval``, so that no evaluation starts."""
 
 
 def refused(rng: random.Random, runs: Path) -> list[str]:
-    """Return a random command line that must be refused."""
+    """Return a random command line that ``esper`` must refuse."""
     name = rng.choice(sorted(COMMANDS))
     command = COMMANDS[name]
     words = [name, *(word.format(runs=runs) for word in command.words)]
@@ -71,13 +71,13 @@ def refused(rng: random.Random, runs: Path) -> list[str]:
     flags |= {flag: TrainFlags.model_fields[flag].annotation for flag in command.extra}
     flag = rng.choice(sorted(flags))
     how = rng.random()
-    # Add an unknown or incomplete flag.
+    # Add an unknown or incomplete flag to the command.
     if how < 0.1:
         odd = ("--" + "y" * rng.randrange(1, 9), f"--{flag}-", "-q", "--=", f"--{DIGITS}")
         return [*words, rng.choice(odd)]
     if how < 0.2:
         return [*words, f"--{flag.replace('_', '-')}", rng.choice(NO_TEXT)]
-    # Replace the positional argument by an unusable path.
+    # Replace the positional argument of the command by an unusable path.
     if how < 0.3 and name not in ("run", "train"):
         return [name, rng.choice(NO_PATHS), *words[2:]]
     spelled = flag.removeprefix("as_").replace("_", "-")
@@ -140,7 +140,7 @@ STRANGE = (DIGITS.encode(), b"1e308", b"-1", b"null", b'"[/b]"', b'"\xff\xfe"', 
 
 
 def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None:
-    """Replace the value of a random key of a JSON file by an unusual value."""
+    """Replace the value of a random key of a JSON file by an unusual but valid JSON value."""
     content = path.read_bytes()
     values = list(re.finditer(rb'(?<=":)\s*(-?[\d.e+-]+|"[^"]*"|null|true|false)', content))
     if not values:
@@ -151,6 +151,6 @@ def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None
 
 
 def readings(rng: random.Random, run: Path) -> Iterator[list[str]]:
-    """Yield two random commands that read the run."""
+    """Yield two random commands of ``esper`` that read the run."""
     for words in rng.sample(READERS, 2):
         yield [word.format(run=run) for word in words]

@@ -1,6 +1,6 @@
-"""Unusable data and blueprints end a command with one sentence and exit code 2.
+"""Unusable data sets and blueprints end a command with a one-sentence error and exit code 2.
 
-Data readers are tested separately.
+The readers of data files are tested in tests/tolaria/readers.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ Files = dict[str, bytes]
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty folder as the only folder of data sets."""
+    """Return an empty folder, the only one in which Esper searches for data sets."""
     folder = tmp_path / "data"
     folder.mkdir()
     monkeypatch.setenv("ESPER_DATA", str(folder))
@@ -26,13 +26,13 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def idx(side: int = 28) -> Files:
-    """Write small files in the format of Fashion-MNIST."""
+    """Return the contents of small files in the format of Fashion-MNIST, by path."""
     arrays = mnist_like(train=8, test=8, height=side, width=side)
     return {f"fashion-mnist/{name}": idx_bytes(values) for name, values in arrays.items()}
 
 
 def folders() -> Files:
-    """Write files of CIFAR-10 with one image per class in both splits."""
+    """Return the contents of CIFAR-10 image files by path, with one image per class and split."""
     image = image_bytes(random_bytes(32, 32, 3), "PNG")
     return {f"cifar-10/{split}/{name}/1": image for split in ("train", "test") for name in "abcdefghij"}
 
@@ -56,7 +56,7 @@ def folders() -> Files:
         ("text", {"text.txt": b"a" * 30000}, "answers to train on are 97, so there is nothing to learn"),
     ],
 )
-def test_unusable_data_files_end_a_run_with_one_sentence(
+def test_run_on_unusable_data_files_ends_with_a_one_sentence_error(
     task: str, files: Files, sentence: str, data: Path, tmp_path: Path, refused: Refused
 ) -> None:
     write_files(data, files)
@@ -68,14 +68,14 @@ def test_unusable_data_files_end_a_run_with_one_sentence(
     ("command", "task", "name"),
     [("run", "fashion14", "fashion-mnist"), ("train", "cifar", "cifar-10"), ("run", "text", "text.txt")],
 )
-def test_a_missing_data_set_ends_a_run_with_one_sentence(
+def test_run_or_training_without_its_data_set_ends_with_a_one_sentence_error(
     command: str, task: str, name: str, data: Path, tmp_path: Path, refused: Refused
 ) -> None:
     said = refused(command, "--task", task, "--out", tmp_path / "run")
     assert f"the data set {name} is missing; looked at '{data}/{name}', " in said
 
 
-def test_a_blueprint_that_cannot_be_planted_ends_a_run_with_one_sentence(
+def test_run_ends_with_a_one_sentence_error_if_a_blueprint_changes_the_feature_shape(
     tmp_path: Path, refused: Refused
 ) -> None:
     words = ("run", "--rotation", "odd", "--steps", "9", "--json", "--out", tmp_path / "run")

@@ -1,4 +1,4 @@
-"""``esper bench``: figures, missed limits, invalid names."""
+"""``esper bench``: measured values, missed thresholds, unknown benchmarks."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ RUN = (
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a source checkout with two benchmarks; the second misses its limit."""
+    """Return a source checkout with two benchmarks; the value of the second misses its threshold."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     shutil.copy(CHECKOUT / "benchmarks" / "timing.py", folder)
@@ -36,7 +36,9 @@ def checkout(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shown", ["--json", "--no-json"])
-def test_figures_are_printed_and_a_missed_limit_exits_with_1(checkout: Path, shown: str) -> None:
+def test_bench_prints_measured_values_and_exits_with_code_1_if_a_value_misses_its_threshold(
+    checkout: Path, shown: str
+) -> None:
     command = [sys.executable, "-c", f"{RUN} cli.main(['bench', 'mine', '{shown}'])"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
@@ -51,7 +53,7 @@ def test_figures_are_printed_and_a_missed_limit_exits_with_1(checkout: Path, sho
         assert "NOT HELD" in done.stdout.splitlines()[-2], "the table ends with the second figure"
 
 
-def test_an_unknown_benchmark_is_refused_with_a_list_of_benchmarks(
+def test_bench_refuses_an_unknown_benchmark_with_a_list_of_benchmarks(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(SystemExit):

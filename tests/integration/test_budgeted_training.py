@@ -1,4 +1,4 @@
-"""Training with a FLOP budget, and evaluation of its policy with the same budget."""
+"""Training of a policy with a FLOP budget, and evaluation of this policy with the same budget."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Damaged or manipulated runs: a resume refuses them and executes no code from them."""
+"""Damaged or manipulated runs: ``--resume`` refuses them and executes no code from their files."""
 
 import json
 import pickle
@@ -22,11 +22,11 @@ from tests.tolaria.building import bits
 
 pytestmark = pytest.mark.usefixtures("cache")
 DAMAGED = 80
-"""Number of trials in which a checkpoint file is truncated or has a bit flipped."""
+"""Number of damaged checkpoint files to load: each is truncated or has one flipped bit."""
 
 
 def refusal_to_resume(refused: Refused, run: Path) -> str:
-    """Return the sentence of a refused resume; check that no file was changed."""
+    """Return the error message of a refused resume; check that the resume changed no file."""
     before = everything_in(run)
     said = refused("train", "--resume", run)
     assert everything_in(run) == before
@@ -37,7 +37,7 @@ def refusal_to_resume(refused: Refused, run: Path) -> str:
 
 
 @pytest.mark.parametrize("with_checkpoint", [True, False])
-def test_resume_with_an_edited_configuration_is_refused_with_the_edited_keys(
+def test_resume_of_a_run_with_an_edited_configuration_is_refused_with_the_edited_keys(
     with_checkpoint: bool, stopped: Path, refused: Refused
 ) -> None:
     if not with_checkpoint:
@@ -48,7 +48,7 @@ def test_resume_with_an_edited_configuration_is_refused_with_the_edited_keys(
         assert f"{name} was {config[name]}, is {value}" in refusal_to_resume(refused, stopped)
 
 
-def test_resume_of_a_directory_that_is_no_run_is_refused(
+def test_resume_of_a_directory_that_is_no_training_run_is_refused(
     stopped: Path, tmp_path: Path, refused: Refused
 ) -> None:
     foreign = tmp_path / "foreign"
@@ -69,10 +69,11 @@ def test_resume_from_the_checkpoint_of_another_run_is_refused(
     assert "belongs to another run; different: rng_seed" in refusal_to_resume(refused, stopped)
 
 
-def test_resume_of_a_run_with_an_older_schema_is_refused_with_its_version(
+def test_resume_of_a_run_with_an_older_telemetry_schema_is_refused_with_the_schema_version(
     tmp_path: Path, refused: Refused
 ) -> None:
-    """The error names the schema version of the run, not the settings renamed since that version."""
+    """The error message names the schema version, and none of the settings that were renamed since that
+    version."""
     shutil.copytree(Path(__file__).parents[1] / "old_run", tmp_path / "run")
     said = refusal_to_resume(refused, tmp_path / "run")
     assert "was written with version 2 of the tables; this version of esper reads 4: use the version" in said
@@ -85,20 +86,22 @@ def test_resume_of_a_run_with_an_older_schema_is_refused_with_its_version(
     "name",
     ["../../outside", "/etc", "iteration-00002/../../../outside", "iteration-2", "", "iteration-00002\0"],
 )
-def test_a_checkpoint_pointer_outside_the_run_is_refused(name: str, stopped: Path, refused: Refused) -> None:
+def test_resume_refuses_a_checkpoint_pointer_to_a_folder_outside_the_run(
+    name: str, stopped: Path, refused: Refused
+) -> None:
     shutil.copytree(stopped / "checkpoints" / "iteration-00002", stopped.parent / "outside")
     (stopped / "checkpoints" / "latest").write_text(name)
     said = refusal_to_resume(refused, stopped)
     assert f"latest' must name a state such as iteration-00005; found {name!r}" in said
 
 
-def test_resume_refuses_a_dangling_checkpoint_pointer_and_without_pointer_uses_the_newest(
+def test_resume_refuses_a_checkpoint_pointer_to_a_missing_folder_but_works_without_a_pointer(
     undisturbed: Path, stopped: Path, refused: Refused
 ) -> None:
     (stopped / "checkpoints" / "latest").write_text("iteration-00009")
     assert "iteration-00009' holds no checkpoint" in refusal_to_resume(refused, stopped)
     (stopped / "checkpoints" / "latest").unlink()
-    # Without a pointer, training resumes from the newest complete checkpoint.
+    # Without the pointer file ``latest``, training resumes from the newest complete checkpoint.
     cli.main(["train", "--resume", str(stopped)])
     assert_same_end(undisturbed, stopped)
 
@@ -107,7 +110,7 @@ def test_resume_refuses_a_dangling_checkpoint_pointer_and_without_pointer_uses_t
 
 
 class Explosive:
-    """Object that creates a file when it is unpickled."""
+    """Object that creates a file when the object is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -118,7 +121,7 @@ class Explosive:
 
 @pytest.mark.parametrize("file", STATE_FILES)
 @pytest.mark.parametrize("sealed", [True, False])
-def test_a_pickle_in_place_of_a_checkpoint_file_is_not_executed(
+def test_resume_does_not_execute_a_pickle_in_place_of_a_checkpoint_file(
     file: str, sealed: bool, stopped: Path, tmp_path: Path, refused: Refused
 ) -> None:
     state, mark = stopped / "checkpoints" / "iteration-00002", tmp_path / "executed"
@@ -131,7 +134,7 @@ def test_a_pickle_in_place_of_a_checkpoint_file_is_not_executed(
     assert mark.exists(), "the pickle would have left a mark"
 
 
-def test_a_pickle_in_place_of_a_policy_is_not_executed(
+def test_run_does_not_execute_a_pickle_in_place_of_a_policy_file(
     undisturbed: Path, tmp_path: Path, refused: Refused
 ) -> None:
     best = tmp_path / "best"
@@ -162,7 +165,7 @@ def test_a_pickle_in_place_of_a_policy_is_not_executed(
         ({"iteration": ...}, "missing required field `iteration`"),
     ],
 )
-def test_invalid_progress_with_a_valid_seal_is_refused(
+def test_resume_refuses_invalid_values_in_progress_json_even_with_a_valid_seal(
     changes: dict[str, Any], fragment: str, stopped: Path, refused: Refused
 ) -> None:
     state = stopped / "checkpoints" / "iteration-00002"
@@ -174,7 +177,9 @@ def test_invalid_progress_with_a_valid_seal_is_refused(
     assert fragment in refusal_to_resume(refused, stopped)
 
 
-def test_a_foreign_optimiser_state_with_a_valid_seal_is_refused(stopped: Path, refused: Refused) -> None:
+def test_resume_refuses_the_optimiser_state_of_another_network_even_with_a_valid_seal(
+    stopped: Path, refused: Refused
+) -> None:
     state = stopped / "checkpoints" / "iteration-00002"
     (state / "optimiser.safetensors").write_bytes(save_tensors({"heads.exp_avg": torch.zeros(3)}))
     assert "optimiser.safetensors' is not as it was written" in refusal_to_resume(refused, stopped)
@@ -182,7 +187,7 @@ def test_a_foreign_optimiser_state_with_a_valid_seal_is_refused(stopped: Path, r
     assert "does not fit its run" in refusal_to_resume(refused, stopped)
 
 
-def test_damaged_checkpoints_load_bit_for_bit_or_are_refused(
+def test_damaged_checkpoint_is_refused_or_loads_the_same_state_as_the_undamaged_one(
     stopped: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of_run(stopped)
@@ -211,7 +216,7 @@ def test_damaged_checkpoints_load_bit_for_bit_or_are_refused(
 
 
 def damaged(content: bytes, rng: random.Random, *, truncate: bool) -> bytes:
-    """Truncate a file at a random position, or flip a single bit."""
+    """Return the content of a file, truncated at a random position or with a single bit flipped."""
     if truncate:
         return content[: rng.randrange(len(content))]
     place = rng.randrange(len(content))

@@ -1,4 +1,4 @@
-"""Defaults of all settings; a changed default belongs in the CHANGELOG."""
+"""Defaults of all settings; a change of a default must be listed in the CHANGELOG."""
 
 from pydantic import BaseModel
 
@@ -12,7 +12,7 @@ hold_heads=() reward_family='paired' rent=0.01 reward_scale=5.0 horizon_terminat
 update_epochs=6 learning_rate=0.001 clip=0.2 clip_per_head=False target_kl=0.03 gamma=None lam=0.95
 entropy_start=0.02 entropy_end=0.002 entropy_floor=0.1
 value_coefficient=0.5 value_clip=None max_grad_norm=1.0
-evaluate_every=5 evaluate_episodes=16 checkpoint_every=5 detail='standard'
+evaluate_every=5 evaluate_episodes=16 checkpoint_every=1 detail='standard'
 devices=('cpu',) policy_device='cpu' amp='off'
 """
 RUN = """
@@ -36,12 +36,12 @@ def shown(config: BaseModel) -> set[str]:
     return {f"{name}={value!r}" for name, value in config.model_dump().items()}
 
 
-def test_defaults_of_all_settings_are_the_listed_ones() -> None:
+def test_defaults_of_run_and_training_settings_are_unchanged() -> None:
     assert shown(TrainingConfig()) == set(TRAINING.split())
     assert shown(RunConfig()) == set(RUN.split())
 
 
-def test_presets_are_the_listed_ones() -> None:
+def test_settings_of_training_presets_are_unchanged() -> None:
     found = {preset: {f"{name}={value!r}" for name, value in own.items()} for preset, own in PRESETS.items()}
     named = {preset: {word.replace("_'", " '") for word in own.split()} for preset, own in NAMED.items()}
     assert found == named

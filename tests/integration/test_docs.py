@@ -1,4 +1,4 @@
-"""Documents: commands and code run, links have targets, quoted numbers are those of the experiments."""
+"""Markdown documents: commands and code run, links have targets, quoted tables equal the experiments."""
 
 import os
 import re
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SECONDS = 1200
-"""Timeout for one document or example; the longest takes half a minute on an idle machine."""
+"""Timeout in seconds for one document or example program; the slowest takes 30 seconds on an idle machine."""
 
 OTHERS = r"(lightning|transformers)\b"
 """Packages whose warnings are ignored when examples run."""
@@ -38,13 +38,13 @@ def blocks(document: Path, language: str) -> list[str]:
 
 
 def logical_lines(block: str) -> list[str]:
-    """Return the commands of a block with continued lines joined."""
+    """Return the shell commands of a code block, with continuation lines joined."""
     lines = block.replace("\\\n", " ").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#") and not _NOT_HERE.match(line)]
 
 
 def run_command(command: str) -> None:
-    """Run one command of a document in this process."""
+    """Run one shell command of a document in this process."""
     words, out = shlex.split(command), None
     if ">" in words:
         words, out = words[: words.index(">")], words[words.index(">") + 1]
@@ -58,7 +58,7 @@ def run_command(command: str) -> None:
 
 
 def run_here(folder: Path, commands: list[str], program: Path | None) -> None:
-    """Run commands and then a program in the child process, with warnings as errors."""
+    """Run shell commands and then a Python program in this child process, with warnings as errors."""
     os.chdir(folder)
     said = os.open("said", os.O_WRONLY | os.O_CREAT)
     for number in (1, 2):
@@ -72,7 +72,7 @@ def run_here(folder: Path, commands: list[str], program: Path | None) -> None:
 
 
 def run(folder: Path, commands: list[str], program: Path | None) -> None:
-    """Run commands and a program in a child process; a failure shows its output."""
+    """Run shell commands and a Python program in a child process; print their output if they fail."""
     child = forked(run_here, folder, commands, program)
     child.join(SECONDS)
     assert child.exitcode == 0, (folder / "said").read_text()
@@ -82,19 +82,19 @@ def run(folder: Path, commands: list[str], program: Path | None) -> None:
     "document", [d for d in DOCUMENTS if blocks(d, "sh") or blocks(d, "python")], ids=name
 )
 def test_all_code_blocks_of_a_document_run(document: Path, tmp_path: Path) -> None:
-    """Run the commands in order, then the code as one script, in one directory."""
+    """Run the shell commands of a document in order, then its Python blocks as one script."""
     program = tmp_path / "blocks.py"
     program.write_text("\n".join(blocks(document, "python")), encoding="utf-8")
     run(tmp_path, [line for block in blocks(document, "sh") for line in logical_lines(block)], program)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=name)
-def test_every_example_runs(example: Path, tmp_path: Path) -> None:
+def test_every_example_program_runs_without_error(example: Path, tmp_path: Path) -> None:
     run(tmp_path, [], example)
 
 
 def anchors(document: Path) -> set[str]:
-    """Return the anchor of a heading by the rules of GitHub."""
+    """Return the anchors that GitHub gives to the headings of a document."""
     headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -111,7 +111,7 @@ def test_all_links_of_the_documents_have_a_target(document: Path) -> None:
 
 
 def table_rows(text: str) -> list[dict[str, str]]:
-    """Return all table rows as cells by heading."""
+    """Return all rows of Markdown tables as dictionaries from column heading to cell."""
     rows: list[dict[str, str]] = []
     headings: list[str] = []
     for line in text.splitlines():
@@ -141,7 +141,7 @@ def table_rows(text: str) -> list[dict[str, str]]:
         ("docs/growing.md", "010-batchnorm", 3),
     ],
 )
-def test_tables_quoted_in_documents_equal_those_of_the_experiments(
+def test_table_rows_quoted_in_documents_equal_the_tables_of_the_experiments(
     document: str, experiment: str, count: int
 ) -> None:
     measured = table_rows((ROOT / "experiments" / experiment / "table.md").read_text(encoding="utf-8"))

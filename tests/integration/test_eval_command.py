@@ -1,4 +1,4 @@
-"""Episodes that ``esper eval`` runs: arms × rng seeds × episodes."""
+"""Episodes of ``esper eval``: order of the reports, scores, and assignment of rng seeds to devices."""
 
 import multiprocessing
 from pathlib import Path
@@ -24,17 +24,17 @@ SHORT = {"task": "digits_impaired", "steps": 2}
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Reports]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPER_CACHE", str(tmp_path_factory.mktemp("cache")))
-        # The start method forkserver imports torch only once.
+        # With the start method forkserver, torch is imported once for all child processes.
         context = multiprocessing.get_context("forkserver")
         patch.setattr(multiprocessing, "get_context", lambda how: context)
         arms = {arm: {**SHORT, **own} for arm, own in ARMS.items()}
         return run_arms(arms, [4, 3], episodes=2, processes=2)
 
 
-def test_reports_of_two_processes_are_ordered_by_rng_seed_and_episode(
+def test_episode_reports_of_an_evaluation_in_two_processes_are_ordered_by_rng_seed_and_episode(
     results: dict[str, Reports], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evaluation reports of rng seed 3 equal the episode rows of a run with rng seed 3."""
+    """Compare the reports of the evaluation for rng seed 3 with the episode rows of a run with rng seed 3."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))
     config = run_config(**SHORT, **ARMS["planted"], rng_seed=3, episodes=2)
     run_arm(config, config.controller, tmp_path / "run")
@@ -43,12 +43,12 @@ def test_reports_of_two_processes_are_ordered_by_rng_seed_and_episode(
     assert found == [(report.test_score, report.params) for report in results["planted"][1]]
 
 
-def test_episodes_of_all_rng_seeds_have_different_scores(results: dict[str, Reports]) -> None:
+def test_evaluated_episodes_of_different_rng_seeds_have_different_scores(results: dict[str, Reports]) -> None:
     reports = [report for episodes in results["off"] for report in episodes]
     assert len({report.val_score for report in reports} | {report.test_score for report in reports}) > 4
 
 
-def test_rng_seeds_alternate_between_devices_without_effect_on_scores(
+def test_evaluation_assigns_rng_seeds_to_devices_in_turn_without_effect_on_scores(
     results: dict[str, Reports], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[int, str]] = []
@@ -59,7 +59,7 @@ def test_rng_seeds_alternate_between_devices_without_effect_on_scores(
 
 
 def _recording(reset: Any, made: list[tuple[int, str]]) -> Any:
-    """Wrap ``reset`` of a vector so that it appends rng seed and device to ``made``."""
+    """Wrap ``SerialVector.reset`` so that each call appends rng seed and device to ``made``."""
 
     def recorded(vector: SerialVector, *args: Any, **kwargs: Any) -> Any:
         [env] = vector.envs

@@ -26,7 +26,7 @@ SECONDS = 600.0
 
 
 def rows_of(number: int) -> list[Row]:
-    """Write the rows of one iteration, like a training."""
+    """Return the telemetry rows of one training iteration."""
     unknown = {"mean_return": None, "evaluation_score": 40.5} if number == 2 else {}
     return [fake_run.episode_row(number - 1), replace(fake_run.update_row(number), **unknown)]
 
@@ -41,14 +41,14 @@ def write(directory: Path, iterations: int = ITERATIONS) -> Path:
 
 
 def begin(writer: RunWriter) -> None:
-    """Write the run row and the rows of the first iteration."""
+    """Write the run row and the telemetry rows of the first iteration."""
     for row in [fake_run.run_row("mine", iterations=ITERATIONS), *rows_of(1)]:
         writer.emit(row)
     writer.flush()
 
 
 def all_points(directory: Path) -> list[tuple[Any, ...]]:
-    """Return all points that an export of the run must contain."""
+    """Return all metric points that an export of the run must contain."""
     (run,) = read_rows(directory, RunRow)
     return points_expected(run, [*read_rows(directory, UpdateRow), *read_rows(directory, EpisodeRow)])
 
@@ -61,7 +61,7 @@ def command(*words: str | Path) -> list[str]:
 # --- without --follow -------------------------------------------------------------------------------
 
 
-def test_a_finished_run_is_exported_completely_and_a_second_export_is_refused(
+def test_export_writes_all_rows_of_a_finished_run_and_a_second_export_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     run = write(tmp_path / "run")
@@ -77,7 +77,7 @@ def test_a_finished_run_is_exported_completely_and_a_second_export_is_refused(
     assert points_in(out) == all_points(run)
 
 
-def test_a_stopped_run_is_exported_up_to_its_last_row(
+def test_export_with_follow_ends_after_the_last_row_of_a_stopped_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write(tmp_path / "run", iterations=2)
@@ -96,7 +96,7 @@ def test_a_stopped_run_is_exported_up_to_its_last_row(
         (["RUN", "--project", "mine"], "project is read by trackio and wandb only"),
     ],
 )
-def test_invalid_arguments_end_with_one_sentence(
+def test_export_with_invalid_arguments_ends_with_a_one_sentence_error(
     words: list[str], sentence: str, tmp_path: Path, refused: Refused
 ) -> None:
     run = write(tmp_path / "run")
@@ -104,10 +104,10 @@ def test_invalid_arguments_end_with_one_sentence(
     assert not (run / "export").exists()
 
 
-def test_a_full_disk_ends_an_export_with_one_sentence(
+def test_export_to_a_full_disk_ends_with_a_one_sentence_error(
     tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Use ``/dev/full`` as the event file; flushing it fails."""
+    """Replace the event file by ``/dev/full``, which cannot be flushed."""
     run = write(tmp_path / "run")
     original = Path.open
 
@@ -123,7 +123,7 @@ def test_a_full_disk_ends_an_export_with_one_sentence(
 
 
 def exported_iterations(out: Path) -> set[int]:
-    """Return the iterations exported so far; the last record may be incomplete."""
+    """Return the iterations exported so far, or none if the last record in the event file is incomplete."""
     try:
         return {point.step for point in points_in(out) if point.tag.startswith("update/")}
     except (AssertionError, OSError, ValueError, struct.error):
@@ -134,7 +134,7 @@ def exported_iterations(out: Path) -> set[int]:
     ("end", "iterations", "sentence"),
     [("finished", 4, "the run has finished"), ("killed", 3, "the run has stopped before its end")],
 )
-def test_follow_exports_new_iterations_until_the_run_ends(
+def test_export_with_follow_exports_new_iterations_until_the_run_ends(
     end: str,
     iterations: int,
     sentence: str,
@@ -142,7 +142,7 @@ def test_follow_exports_new_iterations_until_the_run_ends(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The test writes one iteration between two polls of the exporter, then ends or kills the writer."""
+    """Write one iteration between two polls of the exporter, then close or kill the writer."""
     run, out = tmp_path / "run", tmp_path / "out"
     writer = RunWriter(run)
     begin(writer)
@@ -157,7 +157,7 @@ def test_follow_exports_new_iterations_until_the_run_ends(
         elif end == "finished":
             writer.close()
         else:
-            # A row in the buffer of a killed writer is lost.
+            # A telemetry row in the buffer of a killed writer is lost.
             writer.emit(fake_run.update_row(4))
             # Releasing the writer lock simulates a killed process, whose locks the kernel releases.
             writer._lock.release()
@@ -172,7 +172,7 @@ def test_follow_exports_new_iterations_until_the_run_ends(
 
 
 @pytest.mark.parametrize("end", ["written", "killed", "interrupted"])
-def test_follow_waits_until_the_run_row_is_written(
+def test_export_with_follow_waits_until_the_run_row_is_written(
     end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
@@ -205,7 +205,7 @@ def test_follow_waits_until_the_run_row_is_written(
     assert looks == [export_command.POLL_SECONDS] * 3
 
 
-def test_ctrl_c_ends_follow_without_an_error(tmp_path: Path) -> None:
+def test_ctrl_c_ends_export_with_follow_without_an_error(tmp_path: Path) -> None:
     run, out = tmp_path / "run", tmp_path / "out"
     with RunWriter(run) as writer:
         begin(writer)
@@ -222,7 +222,7 @@ def test_ctrl_c_ends_follow_without_an_error(tmp_path: Path) -> None:
     assert said.splitlines()[-1] == "rows exported: 1 of update, 1 of episode; interrupted"
 
 
-def test_without_follow_a_running_run_is_exported_once(
+def test_export_without_follow_exports_a_running_run_once_and_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
@@ -234,8 +234,10 @@ def test_without_follow_a_running_run_is_exported_once(
     assert "the run is not over, and --follow would wait for its end" in capsys.readouterr().out
 
 
-def test_follow_stops_when_the_run_was_resumed_from_an_earlier_checkpoint(tmp_path: Path) -> None:
-    """The test rewrites iteration 2 and writes iteration 3 between two polls of the exporter."""
+def test_export_with_follow_ends_with_an_error_if_the_run_is_resumed_from_an_earlier_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Rewrite iteration 2 and write iteration 3 between two polls of the exporter."""
     run = tmp_path / "run"
 
     def write(writer: RunWriter, number: int) -> None:
@@ -271,10 +273,10 @@ def test_follow_stops_when_the_run_was_resumed_from_an_earlier_checkpoint(tmp_pa
         ("wandb", "wandb/offline-run-*/run-*.wandb", "is not empty"),
     ],
 )
-def test_a_tracker_gets_every_metric_and_a_second_export_is_refused(
+def test_export_to_an_experiment_tracker_writes_every_metric_and_a_second_export_is_refused(
     tool: str, file: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run the trackers in child processes, because they keep threads and settings."""
+    """Run the trackers in child processes, because trackers leave threads and settings behind."""
     pytest.importorskip(tool, reason=f"{tool} is not installed; it is no part of esper[dev]")
     monkeypatch.delenv("WANDB_MODE", raising=False)
     run, out = write(tmp_path / "run"), tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Flags over configuration files, and a standard output that is closed early."""
+"""Parsing of command-line flags, and commands whose standard output is closed early."""
 
 import subprocess
 import sys
@@ -24,7 +24,9 @@ from tests.karn import fake_run
         (["--hold-heads", "tempo", "style"], {"hold_heads": ("tempo", "style")}),
     ],
 )
-def test_a_flag_with_its_default_value_overrides_the_file(args: list[str], given: dict) -> None:
+def test_parsed_flags_contain_exactly_the_given_flags_even_if_a_value_equals_the_default(
+    args: list[str], given: dict
+) -> None:
     assert parse_flags(TrainingConfig.model_fields, "esper train", "", args) == given
 
 
@@ -37,13 +39,13 @@ def test_a_flag_with_its_default_value_overrides_the_file(args: list[str], given
         (["more"], "unexpected word 'more'; esper train --help lists the flags"),
     ],
 )
-def test_an_invalid_flag_ends_with_one_sentence(args: list[str], sentence: str) -> None:
+def test_invalid_command_line_flag_raises_a_one_sentence_error(args: list[str], sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
         parse_flags(TrainingConfig.model_fields, "esper train", "", args)
     assert str(refusal.value) == sentence
 
 
-def test_a_closed_standard_output_causes_no_traceback(tmp_path: Path) -> None:
+def test_command_whose_standard_output_is_closed_ends_without_a_traceback(tmp_path: Path) -> None:
     with RunWriter(tmp_path / "run") as writer:
         writer.emit(fake_run.run_row())
     script = "from esper.scripts.cli import main; main()"

@@ -1,4 +1,4 @@
-"""Invalid input ends with one sentence and a non-zero exit code, never with a traceback."""
+"""Commands with invalid input end with a one-sentence error and a non-zero exit code, without traceback."""
 
 import random
 import re
@@ -15,7 +15,7 @@ from tests.integration import hostile
 from tests.integration.training import tiny
 
 REFUSED, DAMAGED = 450, 25
-"""Numbers of random invalid commands and of damaged runs."""
+"""Number of random invalid commands, and number of randomly damaged runs."""
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +60,18 @@ KINDS = [
     ),
     *(["serve", "{runs}", "--host", host] for host in ("é" * 80, "x" * 300, "[/b]", "")),
 ]
-"""Invalid paths, numbers and host names."""
+"""Command lines with an invalid path, number or host name."""
 
 
 @pytest.mark.parametrize("words", KINDS, ids=lambda words: " ".join(words)[:40])
-def test_every_kind_of_hostile_input_ends_with_one_sentence(words: list[str], ending, runs: Path) -> None:
+def test_command_with_an_invalid_path_number_or_host_name_ends_with_a_one_sentence_error(
+    words: list[str], ending, runs: Path
+) -> None:
     code, said = ending(*(str(runs) if word == "{runs}" else word for word in words))
     assert code == USAGE_ERROR, said
 
 
-def test_markup_in_a_name_is_printed_as_text(ending, runs: Path, tmp_path: Path) -> None:
+def test_rich_markup_in_the_name_of_a_run_is_printed_as_text(ending, runs: Path, tmp_path: Path) -> None:
     out = "[/b] [bold]"
     code, said = ending("run", "--task", "tiny", "--steps", "1", "--out", out)
     assert (code, "run saved in [/b] [bold]" in said) == (0, True)
@@ -92,7 +94,9 @@ def test_markup_in_a_name_is_printed_as_text(ending, runs: Path, tmp_path: Path)
         ("markup.json", '{"[/b]": 1}'),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused(name: str, content: str, ending, tmp_path: Path) -> None:
+def test_train_refuses_a_malformed_configuration_file(
+    name: str, content: str, ending, tmp_path: Path
+) -> None:
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))
     assert ending("train", "--config", name)[0] == USAGE_ERROR
 
@@ -113,7 +117,7 @@ def test_undecodable_bytes_on_the_command_line_are_refused(
     ("column", "value"),
     [("t", "1e308"), ("started", '"never"'), ("name", '"[/b]"'), ("horizon", hostile.DEEP)],
 )
-def test_a_row_with_unusual_values_is_shown_or_refused(
+def test_commands_on_a_run_with_an_invalid_column_value_succeed_or_end_with_a_one_sentence_error(
     column: str, value: str, ending, runs: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -127,7 +131,7 @@ def test_a_row_with_unusual_values_is_shown_or_refused(
         assert ending(*(word.format(run=run) for word in words))[0] in (0, USAGE_ERROR), words
 
 
-def test_sql_prints_times_with_a_time_zone(ending, runs: Path) -> None:
+def test_sql_command_prints_timestamps_with_their_time_zone(ending, runs: Path) -> None:
     query = "select timestamptz '2020-01-01 00:00:00+00' as x, [timestamptz '2020-01-01 00:00:00+00'] as y"
     code, said = ending("sql", str(runs / "grown"), query, "--csv")
     assert (code, said.count("2020-01-01 00:00:00+00:00")) == (0, 2)
@@ -136,7 +140,7 @@ def test_sql_prints_times_with_a_time_zone(ending, runs: Path) -> None:
 # --- random input ---------------------------------------------------------------------------------
 
 
-def test_random_invalid_commands_end_with_one_sentence(ending, runs: Path) -> None:
+def test_random_invalid_commands_end_with_a_one_sentence_error(ending, runs: Path) -> None:
     rng = random.Random(13)
     for _ in range(REFUSED):
         words = hostile.refused(rng, runs)
@@ -144,7 +148,9 @@ def test_random_invalid_commands_end_with_one_sentence(ending, runs: Path) -> No
         assert code == USAGE_ERROR, (words, said)
 
 
-def test_commands_on_randomly_damaged_runs_end_with_one_sentence(ending, runs: Path, tmp_path: Path) -> None:
+def test_commands_on_randomly_damaged_runs_succeed_or_end_with_a_one_sentence_error(
+    ending, runs: Path, tmp_path: Path
+) -> None:
     rng = random.Random(13)
     for _ in range(DAMAGED):
         run = hostile.damaged(rng, runs / rng.choice(("grown", "trained")), tmp_path / "damaged")
@@ -178,12 +184,12 @@ def test_an_unexpected_error_writes_its_traceback_to_a_file(
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        # The general message for Ctrl-C is for commands that write no files.
+        # Commands that write no files print this message after Ctrl-C.
         (KeyboardInterrupt(), INTERRUPTED, "esper: interrupted before the command was done\n"),
         (SystemExit(3), 3, ""),
     ],
 )
-def test_an_exit_or_interrupt_of_a_command_keeps_its_exit_code(
+def test_command_that_exits_or_is_interrupted_ends_with_the_expected_exit_code_and_message(
     error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop() -> None:

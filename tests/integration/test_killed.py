@@ -1,4 +1,4 @@
-"""Trainings killed by SIGKILL at chosen moments, and resumed to the same result."""
+"""Trainings killed by SIGKILL at chosen points of the code and resumed end with the same files."""
 
 import itertools
 import os
@@ -27,9 +27,10 @@ from tests.integration.training import STEPS, TIMES, assert_same_end, forked, pr
 WORDS = ["train", "--task", "tiny", "--reward-family", "loss", "--hidden-dim", "16", "--rng-seed", "4"]
 WORDS += ["--envs", "2", "--iterations", "5", "--update-epochs", "3", "--evaluate-episodes", "1"]
 WORDS += ["--evaluate-every", "2", "--checkpoint-every", "2"]
-"""Training command with checkpoints and evaluations after iterations 2, 4 and 5; iteration 4 is best."""
+"""Training command with checkpoints and evaluations after iterations 2, 4 and 5; iteration 4 gives the best
+policy."""
 STEPS_OF_TWO_ITERATIONS = 3 * STEPS
-"""Number of environment steps in two training iterations and the evaluation after them."""
+"""Number of calls of ``GrowthEnv.step`` in two training iterations and the evaluation after them."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,8 @@ def on_call(
     after: bool = False,
     counts: Callable[..., bool] = lambda *args: True,
 ) -> None:
-    """Call ``act`` before (or after) matching call ``number`` of a function."""
+    """Wrap the function ``name`` so that ``act`` runs before or after its call ``number``; only calls for
+    which ``counts`` returns True are numbered, from 1."""
     original = getattr(owner, name)
     calls = itertools.count(1)
 
@@ -73,18 +75,18 @@ def on_call(
 
 
 def at_file(file: str, **how: Any) -> None:
-    """Call ``act`` before (or after) a file is renamed to its final name."""
+    """Call ``act`` before, or after, a written file is renamed to its final name."""
     on_call(os, "replace", counts=lambda partial, path: str(path).endswith(file), **how)
 
 
 def cut_in_half_and_die(partial: Path, path: Path) -> None:
-    """Truncate the file to half of its size and kill the process."""
+    """Truncate a partly written file to half of its size and kill this process."""
     os.truncate(partial, partial.stat().st_size // 2)
     kill()
 
 
 def tear_lines_and_die(file: int, content: bytearray) -> None:
-    """Write half of the bytes and kill the process."""
+    """Write half of the bytes of the telemetry lines and kill this process."""
     os.write(file, content[: len(content) // 2])
     kill()
 
@@ -109,7 +111,9 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "during an evaluation": lambda: on_call(
         trainer, "evaluate", 2, lambda *args: on_call(GrowthEnv, "step", 2)
     ),
-    "after rows were written, before their checkpoint": lambda: on_call(RunWriter, "_commit", 5, after=True),
+    "after rows were written, before their checkpoint": lambda: on_call(
+        RunWriter, "_commit", 5, after=True, counts=lambda writer: writer._due is not None
+    ),
     "half way through the rows of an iteration": lambda: at_file("rows-00003.jsonl", act=cut_in_half_and_die),
     "after the rows of an iteration got their name": lambda: at_file("rows-00003.jsonl", after=True),
     HALF_AN_EPOCH: lambda: on_call(iteration_journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
@@ -141,7 +145,8 @@ FINISHED: dict[str, tuple[int, int]] = {
     HALF_AN_EPOCH: (2, 1),
     "while lines that became Parquet are removed": (2, 0),
 }
-"""Number of finished iterations, and of finished epochs in the next iteration, by moment of the kill."""
+"""Number of finished iterations, and number of finished epochs in the next iteration, for each point at which
+the training is killed."""
 
 MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
     "while rows without a checkpoint are removed": lambda: on_call(writer_module, "remove", 2, after=True),
@@ -150,7 +155,7 @@ MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
 
 
 def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
-    """Run the command in the child process, which is killed at the named moment."""
+    """Run the command in this child process, which kills itself at the point named ``moment``."""
     prepare(cache)
     writer_module.LINES_BYTES = 2_000  # type: ignore[misc]  # every checkpoint converts
     (MOMENTS | MOMENTS_OF_RESUMING)[moment]()
@@ -158,23 +163,23 @@ def run_to_be_killed(cache: Path, moment: str, words: list[str]) -> None:
 
 
 def die(cache: Path, moment: str, words: list[str]) -> None:
-    """Start a process that runs the command and is killed at ``moment``; wait for its end."""
+    """Start a process that runs the command and kills itself at the point ``moment``; wait for its end."""
     child = forked(run_to_be_killed, cache, moment, words)
     child.join(timeout=600)
     assert child.exitcode == -signal.SIGKILL, f"the moment never came: exit code {child.exitcode}"
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_killed_at_any_moment_resumes_to_the_same_result(
+def test_training_killed_at_any_point_and_resumed_ends_with_the_files_of_an_uninterrupted_training(
     moment: str, undisturbed: Path, cache: Path, tmp_path: Path
 ) -> None:
-    """Before the resume, every row of a finished epoch can be read exactly once."""
+    """Also check before the resume that every telemetry row of a finished epoch is read exactly once."""
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
     if moment in FINISHED:
         check_rows(out, undisturbed, *FINISHED[moment], exact=moment != HALF_AN_EPOCH)
     if (out / "best" / "policy.json").exists():
-        # The best policy is complete, though perhaps not the newest.
+        # The saved best policy can be loaded, though it may be that of an earlier iteration.
         load_policy(out / "best")
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
@@ -195,9 +200,10 @@ def check_rows(out: Path, undisturbed: Path, iterations: int, epochs: int, *, ex
 
 
 def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
-    """Return whether a row certainly belongs to the first ``finished`` epochs.
+    """Return whether a telemetry row must already be written when ``finished`` epochs of its episode are
+    finished.
 
-    Rows of decisions and of the resulting transitions have the number of the preceding epoch.
+    Decision rows and the transition rows they cause have the number of the preceding epoch.
     """
     return bool(
         row["epoch"] < finished or finished == STEPS or (row["epoch"] == finished and kind is EpochRow)
@@ -205,7 +211,7 @@ def is_over(row: dict[str, Any], finished: int, kind: type[EnvRow]) -> bool:
 
 
 def rows_of_episodes(run: Run, kind: type[EnvRow]) -> dict[tuple[int, int], list[dict[str, Any]]]:
-    """Return the rows of every episode in reading order, without times."""
+    """Return the telemetry rows of each episode without time columns, in the order in which they are read."""
     episodes: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for row in run.rows(kind):
         columns = msgspec.to_builtins(row)
@@ -221,7 +227,7 @@ def killed_before(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.parametrize("moment", MOMENTS_OF_RESUMING)
-def test_a_run_killed_during_a_resume_resumes_to_the_same_result(
+def test_training_killed_during_a_resume_and_resumed_again_has_the_files_of_an_uninterrupted_training(
     moment: str, undisturbed: Path, killed_before: Path, cache: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"

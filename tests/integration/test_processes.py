@@ -1,4 +1,4 @@
-"""Training in several processes: results equal bit for bit, and errors when processes are lost."""
+"""Training in several processes: bit-equal to training in one process, and errors if a process is lost."""
 
 import os
 import shlex
@@ -29,11 +29,11 @@ WORDS = shlex.split(
     "train --task tiny --reward-family loss --hidden-dim 16 --envs 6 --iterations 3 --update-epochs 2"
     " --evaluate-episodes 5 --evaluate-every 2 --checkpoint-every 1"
 )
-"""Settings with three shards of environments and three shards of evaluation episodes."""
+"""Training command whose environments and evaluation episodes are split into three shards each."""
 SECONDS = 600.0
 """Timeout of multi-process tests in seconds."""
 MISHAPS = "ESPER_TEST_MISHAPS"
-"""Folder with a file RANK-ITERATION for each process to be killed once within that iteration."""
+"""Environment variable with a folder; a file RANK-ITERATION there kills that rank in that iteration."""
 
 IN_EVERY_WORKER = """
 import os
@@ -44,7 +44,7 @@ if "RANK" in os.environ:
 
 
 def prepare_worker() -> None:
-    """Set-up code of every process that torchrun starts."""
+    """Set up a process that torchrun started: register the task, and install the planned kill."""
     prepare(Path(os.environ["ESPER_CACHE"]))
     if MISHAPS in os.environ:
         be_killed(Path(os.environ[MISHAPS]))
@@ -60,7 +60,7 @@ def be_killed(mishaps: Path) -> None:
             own.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         if any(mishaps.glob(f"*-{iteration}")):
-            # The delay leaves a shard of environments for the process to be killed.
+            # This rank waits, so that the rank that will be killed gets a shard of environments.
             time.sleep(0.5)
 
     IterationJournal.take = fatal  # type: ignore[method-assign]
@@ -76,7 +76,7 @@ def mishaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Register the tiny task in this process and its child processes, with one cache of twins."""
+    """Register the task "tiny" here and in child processes, with a common cache of twin scores."""
     folder = tmp_path_factory.mktemp("prepared")
     (folder / "sitecustomize.py").write_text(IN_EVERY_WORKER)
     path = os.pathsep.join([str(folder), str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -88,18 +88,20 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run made by one process."""
+    """Return the run directory of a training in one process."""
     out = tmp_path_factory.mktemp("alone") / "run"
     cli.main([*WORDS, "--out", str(out)])
     return out
 
 
-def test_several_processes_give_the_same_run_bit_for_bit(alone: Path, tmp_path: Path) -> None:
+def test_training_in_two_processes_is_bit_equal_to_training_in_one_process(
+    alone: Path, tmp_path: Path
+) -> None:
     cli.main([*WORDS, "--processes", "2", "--out", str(tmp_path / "run")])
     assert_same_end(alone, tmp_path / "run")
 
 
-def test_a_run_that_loses_a_process_ends_with_a_sentence_and_resumes_in_one_process(
+def test_training_that_loses_a_process_ends_with_a_one_sentence_error_and_can_be_resumed(
     alone: Path,
     tmp_path: Path,
     mishaps: Path,
@@ -138,7 +140,7 @@ def start_machine(log: Path, port: int, *words: str, wait: int = 600) -> subproc
         )
 
 
-def test_a_rendezvous_that_never_fills_ends_with_one_sentence(tmp_path: Path) -> None:
+def test_torchrun_ends_with_a_one_sentence_error_if_the_second_machine_never_joins(tmp_path: Path) -> None:
     log, out = tmp_path / "said.log", tmp_path / "run"
 
     code = start_machine(log, free_port(), *WORDS[1:], "--out", str(out), wait=2).wait(SECONDS)
@@ -148,10 +150,10 @@ def test_a_rendezvous_that_never_fills_ends_with_one_sentence(tmp_path: Path) ->
     assert "Traceback" not in log.read_text()
 
 
-def test_killed_ranks_are_restarted_and_the_result_is_bit_equal(
+def test_training_is_bit_equal_to_an_uninterrupted_one_if_torchrun_restarts_killed_ranks(
     alone: Path, tmp_path: Path, mishaps: Path
 ) -> None:
-    """The test kills rank 1 before the first checkpoint, then rank 0, which writes the telemetry."""
+    """Kill rank 1 before the first checkpoint, and later rank 0, which writes the telemetry."""
     out, port = tmp_path / "run", free_port()
     (mishaps / "1-1").touch()
     (mishaps / "0-3").touch()
@@ -171,7 +173,7 @@ def test_killed_ranks_are_restarted_and_the_result_is_bit_equal(
 
 
 def take_part(rank: int, folder: Path, out: Path, drifts: bool) -> None:
-    """Run one of two processes and write its error message to a file."""
+    """Train as one of two ranks and write the error message of the training to a file."""
     prepare(folder / "cache")
     if drifts:
         update = PPOAgent.update
@@ -192,7 +194,7 @@ def take_part(rank: int, folder: Path, out: Path, drifts: bool) -> None:
 
 @pytest.fixture
 def said_by_two(tmp_path: Path) -> Callable[[Path, Path, bool], list[str]]:
-    """Run two processes with separate run directories and return their error messages."""
+    """Return a function that trains as two ranks and returns the error messages of the two."""
 
     def said(one: Path, other: Path, drifts: bool) -> list[str]:
         parts = [forked(take_part, 0, tmp_path, one, False), forked(take_part, 1, tmp_path, other, drifts)]
@@ -203,7 +205,7 @@ def said_by_two(tmp_path: Path) -> Callable[[Path, Path, bool], list[str]]:
     return said
 
 
-def test_a_rank_with_another_run_directory_is_refused(
+def test_training_is_refused_if_two_ranks_have_different_run_directories(
     said_by_two: Callable[[Path, Path, bool], list[str]], tmp_path: Path
 ) -> None:
     own, other = tmp_path / "run", tmp_path / "elsewhere"
@@ -212,7 +214,7 @@ def test_a_rank_with_another_run_directory_is_refused(
         assert sentence == f"{expected} machines share"
 
 
-def test_ranks_with_different_policies_stop_with_an_error(
+def test_training_ends_with_an_error_if_the_policies_of_two_ranks_differ(
     said_by_two: Callable[[Path, Path, bool], list[str]], tmp_path: Path
 ) -> None:
     sentences = said_by_two(tmp_path / "run", tmp_path / "run", True)

@@ -1,4 +1,4 @@
-"""``esper run``: its files and output, invalid settings, Ctrl-C."""
+"""``esper run``: written files, printed output, invalid settings, and Ctrl-C."""
 
 import contextlib
 import fcntl
@@ -40,7 +40,7 @@ STEPS = 8
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a heuristic and an off run of eight epochs, enough to fossilize a seed."""
+    """Return the folder of two runs of eight epochs, with the controllers heuristic and off."""
     out = tmp_path_factory.mktemp("runs") / "run"
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -49,7 +49,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_without_a_terminal_every_epoch_is_one_line(finished: Path) -> None:
+def test_run_command_without_a_terminal_prints_one_line_per_epoch(finished: Path) -> None:
     said = (finished / "said").read_text()
     for arm in ("heuristic", "off"):
         (lines,) = (part.splitlines() for part in said.split("run ") if f"controller {arm}," in part)
@@ -60,7 +60,7 @@ def test_without_a_terminal_every_epoch_is_one_line(finished: Path) -> None:
 
 
 def in_a_terminal(*words: str, width: int = 80, height: int = 24) -> str:
-    """Return the output of a successful command on a pseudo-terminal of this size."""
+    """Return the output of a successful command on a pseudo-terminal of the given size."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
     process = forked(show_on, os.ttyname(child), words)
@@ -76,7 +76,7 @@ def in_a_terminal(*words: str, width: int = 80, height: int = 24) -> str:
 
 
 def show_on(terminal: str, words: tuple[str, ...]) -> None:
-    """Run the command in the child process."""
+    """Run a command of ``esper`` in this child process."""
     file = os.open(terminal, os.O_RDWR)
     for number in range(3):
         os.dup2(file, number)
@@ -86,7 +86,9 @@ def show_on(terminal: str, words: tuple[str, ...]) -> None:
     sys.stdout.flush()
 
 
-def test_on_a_terminal_no_line_is_too_wide_and_the_last_screen_shows_the_result(tmp_path: Path) -> None:
+def test_run_command_on_a_terminal_prints_lines_within_its_width_and_ends_with_the_final_screen(
+    tmp_path: Path,
+) -> None:
     sent = in_a_terminal("run", "--steps", "4", "--out", str(tmp_path / "run"))
     # Each terminal screen overwrites the previous screen from the start of a line.
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", sent))
@@ -102,7 +104,7 @@ def test_on_a_terminal_no_line_is_too_wide_and_the_last_screen_shows_the_result(
     assert sent.count("\x1b[?25l") == sent.count("\x1b[?25h") == 1, "the cursor comes back"
 
 
-def test_all_tables_of_a_run_can_be_read(finished: Path) -> None:
+def test_run_command_writes_rows_of_every_telemetry_table(finished: Path) -> None:
     run = finished / "heuristic"
     (row,) = read_rows(run, RunRow)
     assert (row.task, row.controller, row.rng_seed) == ("digits_impaired", "heuristic", 0)
@@ -115,13 +117,13 @@ def test_all_tables_of_a_run_can_be_read(finished: Path) -> None:
     assert {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED} <= fates
 
 
-def test_the_twin_scores_in_the_rows_equal_a_run_of_the_off_controller(finished: Path) -> None:
+def test_twin_scores_in_epoch_rows_equal_the_scores_of_a_run_with_the_off_controller(finished: Path) -> None:
     twin = [row.twin_score for row in read_rows(finished / "heuristic", EpochRow)]
     off = [row.val_score for row in read_rows(finished / "off", EpochRow)]
     assert twin == off
 
 
-def test_the_saved_network_has_the_reported_score(finished: Path) -> None:
+def test_network_saved_by_the_run_command_has_the_validation_score_of_the_episode_row(finished: Path) -> None:
     network = load(finished / "heuristic" / "model" / "episode-0.pt").eval()
     task = task_named("digits_impaired")
     splits = task.load(EpisodeStreams(0, 0, 0).generator("split"))
@@ -132,7 +134,7 @@ def test_the_saved_network_has_the_reported_score(finished: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-def test_episodes_differ_and_json_output_is_one_document(
+def test_run_command_prints_two_different_episodes_as_one_json_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "--task", "tiny", "--episodes", "2", "--slots", "r0c0", "r0c2", "--steps", "6", "--json"]
@@ -146,7 +148,7 @@ def test_episodes_differ_and_json_output_is_one_document(
 
 
 @pytest.mark.usefixtures("cache")
-def test_python_m_esper_scripts_train_gives_the_same_run(tmp_path: Path) -> None:
+def test_python_m_esper_scripts_train_heuristic_gives_the_scores_of_esper_run(tmp_path: Path) -> None:
     words = ["--task", "tiny", "--slots", "r0c0", "r0c1", "--max-epochs", "3", "--seed", "5"]
     train.main(["heuristic", *words, "--out", str(tmp_path / "module")])
     words = ["--task", "tiny", "--slots", "r0c0", "r0c1", "--steps", "3", "--rng-seed", "5"]
@@ -155,8 +157,10 @@ def test_python_m_esper_scripts_train_gives_the_same_run(tmp_path: Path) -> None
     assert scores[0] == scores[1]
 
 
-def test_each_setting_changes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test changes each key of the configuration and compares the telemetry rows."""
+def test_each_setting_of_the_run_command_changes_the_telemetry_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Change the configuration of a run key by key and compare the telemetry rows."""
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
     monkeypatch.setitem(TASKS, "other", tiny_task((4, 4, 4)))
     base = ["run", "--task", "tiny", "--json"]
@@ -216,7 +220,7 @@ def test_each_setting_changes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pyt
         (["rn"], ["unknown command 'rn'", "did you mean run"]),
     ],
 )
-def test_invalid_settings_end_with_one_sentence(
+def test_run_command_with_invalid_settings_ends_with_a_one_sentence_error(
     words: list[str], fragments: list[str], tmp_path: Path, refused: Refused
 ) -> None:
     said = refused(*words, *(["--out", tmp_path / "run"] if words[0] == "run" else []))
@@ -225,7 +229,9 @@ def test_invalid_settings_end_with_one_sentence(
     assert not (tmp_path / "run").exists(), "nothing may be written for a command that cannot run"
 
 
-def test_an_existing_or_unusable_run_directory_is_refused(tmp_path: Path, refused: Refused) -> None:
+def test_run_command_refuses_a_non_empty_or_unwritable_run_directory(
+    tmp_path: Path, refused: Refused
+) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     assert "already holds notes.txt" in refused("run", "--out", tmp_path)
     assert "cannot be written" in refused("run", "--out", tmp_path / "notes.txt" / "run")
@@ -235,7 +241,7 @@ def test_an_existing_or_unusable_run_directory_is_refused(tmp_path: Path, refuse
 # --- Ctrl-C ---------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_keeps_finished_epochs(tmp_path: Path) -> None:
+def test_ctrl_c_ends_a_run_with_the_rows_of_all_finished_epochs_on_disk(tmp_path: Path) -> None:
     out, said = tmp_path / "run", tmp_path / "said"
     process = forked(run_for_long, out, said)
     rows_file = out / "telemetry" / "rows-00000.jsonl"
@@ -258,8 +264,8 @@ def test_ctrl_c_keeps_finished_epochs(tmp_path: Path) -> None:
 
 
 def run_for_long(out: Path, said: Path) -> None:
-    """Run the command in the child process."""
-    # The SIGINT handler is restored, because background jobs of a shell ignore SIGINT.
+    """Run a command of ``esper`` in this child process."""
+    # The SIGINT handler of Python is restored, because background jobs of a shell ignore SIGINT.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     cli.main(["run", "--controller", "off", "--steps", "2000", "--json", "--out", str(out)])

@@ -23,7 +23,7 @@ def test_cache_is_cleared_at_the_end(path: str) -> None:
 '''
 
 
-def test_sentences_are_split_and_code_and_directives_are_left_out() -> None:
+def test_sample_prose_splits_sentences_and_omits_code_and_linter_directives() -> None:
     assert sorted((place, text) for text, place in sentences_of(SOURCE, "file")) == [
         ("file:1", "It caches them."),
         ("file:1", "Reader of batches."),

@@ -1,16 +1,19 @@
-"""Interrupted trainings and full disks: earlier checkpoints are intact and can be resumed."""
+"""Interrupted trainings and full disks: earlier checkpoints stay intact, and the training can be resumed."""
 
 import json
 import os
+import shutil
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
+from esper.files.atomic_write import SaveError
 from esper.karn.run import read_rows
 from esper.leyline.rows import UpdateRow
 from esper.run.policy_training import train
 from esper.scripts import cli
+from esper.scripts.train_command import interrupted
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.policy import checkpoint
@@ -20,7 +23,6 @@ from tests.integration.training import (
     after_iterations,
     assert_same_end,
     everything_in,
-    files_below,
     full_disk,
     sentence_from,
     tiny,
@@ -29,7 +31,7 @@ from tests.integration.training import (
 pytestmark = pytest.mark.usefixtures("cache")
 
 
-def test_an_interrupted_training_prints_the_command_to_resume(
+def test_interrupted_training_prints_the_command_that_resumes_it(
     stopped: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(trainer: Trainer) -> None:
@@ -42,7 +44,7 @@ def test_an_interrupted_training_prints_the_command_to_resume(
     assert f"esper train --resume {stopped}" in capsys.readouterr().err
 
 
-def test_a_training_that_diverges_right_after_a_checkpoint_keeps_that_checkpoint(
+def test_training_that_diverges_right_after_a_checkpoint_does_not_change_that_checkpoint(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, run_iteration, kept = tmp_path / "run", Trainer.run_iteration, {}
@@ -70,14 +72,19 @@ def test_a_training_that_diverges_right_after_a_checkpoint_keeps_that_checkpoint
 
 
 def without_room(out: Path, file: str, after: int) -> AbstractContextManager[None]:
-    """Make one write to ``file`` fail after the rows of iteration ``after``."""
+    """Make one write to ``file`` fail as on a full disk, after the telemetry rows of iteration ``after`` were
+    written."""
+    replace = os.replace
 
     def fill_the_disk(iteration: int) -> None:
         if iteration == after:
-            partial = out / f"{file}.partial"
-            partial.parent.mkdir(exist_ok=True)
-            # Writes to /dev/full fail like writes to a full disk.
-            partial.symlink_to("/dev/full")
+            os.replace = refuse_once
+
+    def refuse_once(partial: Path, path: Path) -> None:
+        if path != out / file:
+            return replace(partial, path)
+        os.replace = replace
+        return full_disk()
 
     return after_iterations(fill_the_disk)
 
@@ -91,7 +98,7 @@ SAVED = [
 
 
 @pytest.mark.parametrize("saved", SAVED)
-def test_a_full_disk_does_not_end_a_training(
+def test_training_continues_if_a_checkpoint_cannot_be_written_to_a_full_disk(
     saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "run", saved.format(2)
@@ -105,7 +112,7 @@ def test_a_full_disk_does_not_end_a_training(
         train(tiny(), out)
     assert capsys.readouterr().err == (
         f"esper: '{out / file}' cannot be written: No space left on device; what was saved before is intact,"
-        " and the training continues\n"
+        " and the run continues\n"
     )
     assert kept == ["iteration-00001"]
     assert not list(out.rglob("*.partial"))
@@ -113,16 +120,17 @@ def test_a_full_disk_does_not_end_a_training(
 
 
 @pytest.mark.parametrize("saved", SAVED)
-def test_a_training_whose_last_checkpoint_cannot_be_saved_can_be_resumed(
+def test_training_whose_last_checkpoint_cannot_be_written_can_be_resumed(
     saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, file = tmp_path / "run", saved.format(3)
-    with without_room(out, file, 3):
-        said = sentence_from(capsys, lambda: train(tiny(), out))
-    assert (
-        f"'{out / file}' cannot be written: No space left on device; what was saved before is intact" in said
+    with without_room(out, file, 3), pytest.raises(SaveError) as error:
+        train(tiny(), out)
+    assert str(error.value) == (
+        f"the run is over, but not complete on disk: '{out / file}' cannot be written: No space left on"
+        f" device: make room, then go on with esper train --resume {out}"
     )
-    assert f"esper train --resume {out}" in said
+    assert "what was saved before is intact, and the run continues" in capsys.readouterr().err
     assert (out / "checkpoints" / "latest").read_text() == "iteration-00002"
     assert not list(out.rglob("*.partial"))
     cli.main(["train", "--resume", str(out)])
@@ -130,32 +138,39 @@ def test_a_training_whose_last_checkpoint_cannot_be_saved_can_be_resumed(
 
 
 @pytest.mark.parametrize("name", ["policy.json", "policy.safetensors"])
-def test_the_best_return_is_that_of_the_last_policy_saved_as_best(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_best_policy_that_did_not_fit_on_a_full_disk_is_saved_at_the_second_try(
+    name: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
     with without_room(out, f"best/{name}", 2):
         train(tiny(), out)
     assert f"'{out / 'best' / name}' cannot be written" in capsys.readouterr().err
-    first, second, _ = (row.evaluation_return for row in read_rows(out, UpdateRow))
-    assert first is not None
-    assert second is not None
-    assert second > first
-    progress = json.loads((out / "checkpoints" / "iteration-00003" / "progress.json").read_text())
-    assert progress["best_return"] == first
-    load_policy(out / "best")
+    assert_same_end(undisturbed, out)
 
 
-def test_a_full_disk_at_fsync_ends_a_training_with_one_sentence(
+def test_best_policy_that_cannot_be_written_ends_the_training_with_an_error(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def block(iteration: int) -> None:
+        if iteration == 1:
+            (out / "best").write_text("in the way")
+
+    with after_iterations(block), pytest.raises(SaveError, match=r"best/policy.\w+' cannot be written"):
+        train(tiny(), out)
+    last, *_ = sorted((out / "checkpoints").glob("iteration-*/progress.json"), reverse=True)
+    assert json.loads(last.read_text())["best_return"] is None
+
+
+def test_training_ends_with_a_one_sentence_error_if_fsync_fails_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "fsync", full_disk)
     said = sentence_from(capsys, lambda: train(tiny(), tmp_path / "run"))
-    assert "config.json' cannot be written: No space left on device" in said
+    assert "run' cannot be written: No space left on device; choose another one" in said
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_training_continues_and_can_be_resumed_when_rows_cannot_be_written(
+def test_rows_that_did_not_fit_on_a_full_disk_are_written_before_the_checkpoint_that_counts_on_them(
     undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
@@ -169,10 +184,39 @@ def test_a_training_continues_and_can_be_resumed_when_rows_cannot_be_written(
         train(tiny(), out)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert said.startswith("esper: telemetry stopped: cannot write")
-    assert "(No space left on device); the run goes on, its further rows are lost" in said
-    assert [row.iteration for row in read_rows(out, UpdateRow)] == [1]
+    assert "rows-00002.jsonl' cannot be written: No space left on device; what was saved before" in said
+    assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 2, 3]
     cli.main(["train", "--resume", str(out)])
-    assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 3]
-    assert files_below(out / "checkpoints") == files_below(undisturbed / "checkpoints")
-    assert files_below(out / "best") == files_below(undisturbed / "best")
+    assert_same_end(undisturbed, out)
+
+
+def test_training_whose_directory_was_deleted_ends_with_an_error_and_saves_the_policy(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def delete(iteration: int) -> None:
+        if iteration == 1:
+            shutil.rmtree(out)
+
+    with after_iterations(delete), pytest.raises(SaveError, match=r"written: No such file or directory"):
+        train(tiny(), out)
+    load_policy(out / "best")
+
+
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [
+        ((), "interrupted before anything was saved; run the same command again"),
+        (
+            ("config.json",),
+            "go on from the beginning, as there is no checkpoint yet, with esper train --resume",
+        ),
+        (("config.json", "checkpoints/latest"), "go on from the last checkpoint with esper train --resume"),
+    ],
+)
+def test_sentence_after_an_interrupt_names_what_can_be_resumed(
+    left: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    for name in left:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert words in str(interrupted(tmp_path))

@@ -1,4 +1,4 @@
-"""Number of slots of hosts, capacity of policies, and the recorded settings of a policy's training."""
+"""Number of slots of hosts, capacity of policies, and the training settings stored with a policy."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ def test_a_policy_trains_on_hosts_with_any_number_of_slots(slots: int, tmp_path:
 
 
 @pytest.mark.parametrize("slots", [1, 5])
-def test_a_number_for_slots_builds_a_host_with_that_many_slots(slots: int, tmp_path: Path) -> None:
+def test_run_with_a_number_as_slots_builds_a_host_with_that_many_slots(slots: int, tmp_path: Path) -> None:
     words = ["run", "--task", "tiny", "--controller", "random", "--slots", str(slots)]
     cli.main([*words, "--out", str(tmp_path / "run")])
     (row,) = read_rows(tmp_path / "run", RunRow)
@@ -62,21 +62,21 @@ def test_a_policy_with_less_capacity_than_the_host_has_slots_is_refused(
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Mapping[str, object]]:
-    """Return the settings of all arms that ``esper eval`` runs."""
+    """Return a list that receives the settings of all arms that ``esper eval`` runs."""
     found: list[Mapping[str, object]] = []
 
     def run(
         arms: Mapping[str, Mapping[str, object]], rng_seeds: Sequence[int], **more: object
     ) -> dict[str, Reports]:
         found.extend(arms.values())
-        # A single process is used, because child processes do not know the tiny task.
+        # A single process is used, because the task "tiny" is not registered in child processes.
         return run_arms(arms, rng_seeds[:2], processes=1)
 
     monkeypatch.setattr(eval_command, "run_arms", run)
     return found
 
 
-def test_the_evaluation_command_of_a_training_uses_its_settings(
+def test_eval_command_printed_by_a_training_uses_the_settings_of_the_training(
     tmp_path: Path, asked: list[Mapping[str, object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = "--task tiny --slots 5 --steps 3 --rent 0.5 --no-auto-forward"
@@ -91,7 +91,7 @@ def test_the_evaluation_command_of_a_training_uses_its_settings(
     assert len(asked) == 4
 
 
-def test_an_evaluation_prints_settings_that_differ_from_the_training(
+def test_eval_command_prints_settings_that_differ_from_those_of_the_training(
     tmp_path: Path, asked: list[Mapping[str, object]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tiny(capacity=3, slots=2, iterations=1), tmp_path / "run")
@@ -112,7 +112,7 @@ def test_an_evaluation_prints_settings_that_differ_from_the_training(
 @pytest.mark.parametrize(
     ("flag", "cause"), [("--no-auto-forward", "policy"), ("--auto-forward", "mechanical")]
 )
-def test_seeds_change_stage_by_the_policy_without_auto_forward_and_mechanically_with_it(
+def test_cause_of_stage_changes_is_mechanical_if_auto_forward_is_on_and_policy_if_it_is_off(
     flag: str, cause: str, tmp_path: Path
 ) -> None:
     words = ["run", "--task", "tiny", "--steps", "9", flag]

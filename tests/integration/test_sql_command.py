@@ -32,11 +32,11 @@ def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.fixture
 def answer(run, capsys):
-    """Return the output of ``esper sql`` for a query on the run."""
+    """Return a function that runs ``esper sql`` with a query on the run and returns the output."""
     return lambda *words: printed(capsys, "sql", str(run), *words)
 
 
-def test_a_query_result_is_printed_as_a_table(answer):
+def test_sql_command_prints_a_query_result_as_a_table(answer):
     out = answer("SELECT op, count(*) AS n, avg(value) AS v FROM decisions GROUP BY op")
 
     lines = [line.split() for line in out.splitlines()]
@@ -44,7 +44,7 @@ def test_a_query_result_is_printed_as_a_table(answer):
     assert sorted(lines[2:]) == [["FOSSILIZE", "2", "–"], ["GERMINATE", "3", "–"], ["WAIT", "3", "–"]]
 
 
-def test_a_result_wider_than_the_console_is_printed_row_by_row(answer, monkeypatch):
+def test_sql_command_prints_a_result_wider_than_the_console_row_by_row(answer, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     out = answer("SELECT * FROM decision", "--limit", "2")
 
@@ -54,11 +54,11 @@ def test_a_result_wider_than_the_console_is_printed_row_by_row(answer, monkeypat
     assert "read           [true, false, false, false, false, false, false, false]" in out
 
 
-def test_text_with_brackets_is_not_read_as_markup(answer):
+def test_sql_command_prints_text_with_brackets_unchanged(answer):
     assert "[bold]x[/bold]" in answer("SELECT '[bold]x[/bold]' AS \"a[b]\"")
 
 
-def test_json_output_has_columns_types_and_rows(answer):
+def test_json_output_of_the_sql_command_has_columns_types_and_rows(answer):
     out = answer("SELECT epoch, action FROM decision ORDER BY t", "--json", "--limit", "1")
 
     assert json.loads(out) == {
@@ -69,7 +69,7 @@ def test_json_output_has_columns_types_and_rows(answer):
     }
 
 
-def test_csv_output_has_a_header_and_rows(answer):
+def test_csv_output_of_the_sql_command_has_a_header_and_all_rows(answer):
     out = answer("SELECT epoch, value, 'a,b', on_ FROM (SELECT *, [1] AS on_ FROM decision)", "--csv")
 
     rows = list(csv.reader(io.StringIO(out)))
@@ -78,7 +78,9 @@ def test_csv_output_has_a_header_and_rows(answer):
     assert len(rows) == 9
 
 
-def test_a_table_has_100_rows_and_json_and_csv_have_all_unless_limited(run, answer, capsys):
+def test_sql_command_prints_100_rows_as_a_table_and_all_rows_as_json_or_csv_unless_a_limit_is_given(
+    run, answer, capsys
+):
     query = "SELECT * FROM range(150)"
     for flags, last in (((), "99"), (("--csv", "--limit", "2"), "1")):
         cli.main(["sql", str(run), query, *flags])
@@ -94,7 +96,7 @@ def test_a_table_has_100_rows_and_json_and_csv_have_all_unless_limited(run, answ
 
 
 @pytest.mark.parametrize("form", [[], ["--json"], ["--csv"]])
-def test_a_result_of_a_hundred_megabytes_is_refused(run, capsys, form):
+def test_sql_command_refuses_a_query_result_of_a_hundred_megabytes(run, capsys, form):
     query = "SELECT repeat('x', 1000000) FROM range(100)"
     assert sentence_of(capsys, "sql", str(run), query, *form) == (
         "esper: the answer is larger than 50 MB; add a LIMIT, name fewer columns, or aggregate with count,"
@@ -114,7 +116,7 @@ def test_a_result_of_a_hundred_megabytes_is_refused(run, capsys, form):
         (["RUN", "SELECT 1", "--json", "--csv"], "--json and --csv are two ways to print one answer"),
     ],
 )
-def test_invalid_queries_end_with_one_sentence(run, capsys, words, sentence):
+def test_sql_command_with_invalid_arguments_ends_with_a_one_sentence_error(run, capsys, words, sentence):
     assert sentence in sentence_of(capsys, "sql", *[str(run) if word == "RUN" else word for word in words])
 
 
@@ -124,7 +126,7 @@ def in_a_process(code: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
-def test_a_query_that_takes_too_long_ends_with_one_sentence(run):
+def test_sql_query_that_exceeds_the_time_limit_ends_with_a_one_sentence_error(run):
     code = "import sys; from esper.scripts import cli, sql_command as command\n"
     code += "command.SECONDS = 0.5; cli.main(sys.argv[1:])"
     query = "WITH RECURSIVE a AS (SELECT 1 AS x UNION ALL SELECT x + 1 FROM a) SELECT count(*) FROM a"
@@ -134,7 +136,7 @@ def test_a_query_that_takes_too_long_ends_with_one_sentence(run):
 
 
 @pytest.mark.parametrize("command", ["sql", "runs"])
-def test_sql_and_runs_do_not_import_torch(run, command):
+def test_commands_sql_and_runs_do_not_import_torch(run, command):
     words = [str(run), "SELECT 1"] if command == "sql" else [str(run)]
     code = (
         "import sys; from esper.scripts import cli; cli.main(sys.argv[1:]); assert 'torch' not in sys.modules"
@@ -142,13 +144,13 @@ def test_sql_and_runs_do_not_import_torch(run, command):
     assert in_a_process(code, command, *words).returncode == 0
 
 
-def test_runs_are_listed_on_one_line_each_also_next_to_damaged_runs(run, capsys, monkeypatch):
+def test_runs_command_prints_one_line_per_run_and_the_reason_for_a_damaged_run(run, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     damaged = run.parent / "damaged" / "telemetry"
     damaged.mkdir(parents=True)
     (damaged / "rows-00000.jsonl").write_text('{"table":"run","t":1.0}\n')
 
-    _, _, first, second, reason = printed(capsys, "runs", str(run.parent)).splitlines()
+    _, first, reason, second = printed(capsys, "runs", str(run.parent)).splitlines()
 
     assert first.split()[-2:] == ["damaged", "–"]
     assert second.split()[1:] == [
@@ -158,13 +160,13 @@ def test_runs_are_listed_on_one_line_each_also_next_to_damaged_runs(run, capsys,
     assert reason.startswith(f"damaged: {damaged / 'rows-00000.jsonl'}, line 1, is not a row of table 'run'")
 
 
-def test_runs_are_listed_from_the_folder_runs_by_default(run, capsys, monkeypatch):
+def test_runs_command_lists_the_folder_runs_by_default(run, capsys, monkeypatch):
     monkeypatch.chdir(run.parents[1])
 
     (found,) = json.loads(printed(capsys, "runs", "--json"))
     assert (found["path"], found["state"], found["score"]) == ("runs/mine", "finished", 61.5)
 
 
-def test_a_folder_without_runs_gives_a_message(tmp_path, capsys):
+def test_runs_command_on_a_folder_without_runs_prints_that_there_are_none(tmp_path, capsys):
     assert printed(capsys, "runs", str(tmp_path)) == f"there are no runs in '{tmp_path}'\n"
     assert "there is no folder" in sentence_of(capsys, "runs", str(tmp_path / "nowhere"))

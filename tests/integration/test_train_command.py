@@ -1,4 +1,4 @@
-"""``esper train`` and ``esper eval``: files, output, and invalid arguments."""
+"""``esper train`` and ``esper eval``: written files, printed output, and invalid arguments."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def taught(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- files and output of a run --------------------------------------------------------------------
 
 
-def test_a_training_writes_rows_the_best_policy_and_its_configuration(taught: Path) -> None:
+def test_train_command_writes_telemetry_rows_the_best_policy_and_the_configuration(taught: Path) -> None:
     (run,) = read_rows(taught, RunRow)
     assert (run.controller, run.task) == ("ppo", "tiny")
     rows = read_rows(taught, UpdateRow)
@@ -46,7 +46,7 @@ def test_a_training_writes_rows_the_best_policy_and_its_configuration(taught: Pa
     assert load_policy(taught / "best").num_slots == 3
 
 
-def test_a_trained_policy_runs_as_a_controller_and_differences_from_its_training_are_printed(
+def test_run_command_with_a_trained_policy_prints_settings_that_differ_from_its_training(
     taught: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["run", "--task", "tiny", "--controller", "ppo", "--checkpoint", str(taught / "best")]
@@ -56,10 +56,10 @@ def test_a_trained_policy_runs_as_a_controller_and_differences_from_its_training
         assert len(read_rows(tmp_path / steps, EpisodeRow)) == 1
 
 
-def test_an_evaluation_prints_all_controls_with_means_by_rng_seed_bare_and_after_rent(
+def test_eval_command_prints_the_score_of_every_arm_without_rent_and_after_rent(
     taught: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Scores are means over the episodes of an rng seed; rent is subtracted for grown parameters."""
+    """Check that scores are means over the episodes of an rng seed, and that scores after rent are lower."""
     words = ["--episodes", "2", "--episodes-each", "2", "--steps", "6", "--processes", "1", "--rent", "1"]
     cli.main(["eval", str(taught / "best"), *words])
     rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
@@ -88,7 +88,7 @@ def test_an_evaluation_prints_all_controls_with_means_by_rng_seed_bare_and_after
         ("5", "2", (2, 3), "5 episodes are rounded up to 6: 3 iterations of 2 environments\n"),
     ],
 )
-def test_episodes_become_environments_times_iterations(
+def test_number_of_episodes_is_converted_to_environments_times_iterations(
     episodes: str,
     envs: str,
     expected: tuple[int, int],
@@ -107,7 +107,7 @@ def test_episodes_become_environments_times_iterations(
     assert [row.iteration for row in read_rows(run, UpdateRow)] == list(range(1, expected[1] + 1))
 
 
-def test_flags_override_the_settings_of_a_file(tmp_path: Path) -> None:
+def test_flags_of_the_train_command_override_the_settings_of_a_configuration_file(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text('task = "tiny"\nenvs = 4\niterations = 9\nhidden_dim = 16\nevaluate_episodes = 1\n')
     cli.main(["train", "--config", str(file), "--iterations", "1", "--out", str(tmp_path / "run")])
@@ -134,7 +134,7 @@ def test_flags_override_the_settings_of_a_file(tmp_path: Path) -> None:
         (["run", "--checkpoint", "x"], ["checkpoint is read by the ppo controller only"]),
     ],
 )
-def test_invalid_settings_end_with_one_sentence(
+def test_train_eval_or_run_with_invalid_settings_ends_with_a_one_sentence_error(
     words: list[str], fragments: list[str], refused: Refused
 ) -> None:
     said = refused(*words)
@@ -142,7 +142,9 @@ def test_invalid_settings_end_with_one_sentence(
         assert fragment in said
 
 
-def test_an_unknown_key_of_a_file_is_refused_with_the_nearest_key(tmp_path: Path, refused: Refused) -> None:
+def test_unknown_key_of_a_configuration_file_is_refused_with_the_nearest_known_key(
+    tmp_path: Path, refused: Refused
+) -> None:
     file = tmp_path / "bad.toml"
     file.write_text('learnig_rate = 1.0\nenvs = "many"\n')
     said = refused("train", "--config", file)
@@ -150,7 +152,9 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest_key(tmp_path: Path
     assert "envs" in said
 
 
-def test_resume_of_a_finished_run_or_with_other_settings_is_refused(taught: Path, refused: Refused) -> None:
+def test_train_command_refuses_to_resume_a_finished_run_and_to_resume_a_run_with_other_settings(
+    taught: Path, refused: Refused
+) -> None:
     assert "there is nothing to resume" in refused("train", "--resume", taught)
     said = refused("train", "--resume", taught, "--envs", "4")
     assert "a resumed run keeps its own settings" in said

@@ -36,7 +36,7 @@ BASE: Mapping[str, Any] = {
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Register tasks with short episodes; all tests of this process share a cache of twins."""
+    """Register tasks with short episodes; all tests of this process share a cache of twin scores."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
         patch.setitem(TASKS, "tiny", tiny_task(rules=AT_ONCE))
@@ -45,11 +45,12 @@ def tiny_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Run(NamedTuple):
-    """Files and rows of a training, without times."""
+    """Outputs of a training: update rows (without time columns), checkpoints, telemetry tables and
+    devices."""
 
     rows: list[dict[str, Any]]
     checkpoints: list[list[str]]
-    """Names of the checkpoints after each iteration."""
+    """Names of the existing checkpoints after each iteration."""
     tables: list[str]
     """Names of telemetry tables that have rows."""
     where: list[str]
@@ -135,7 +136,8 @@ SETTINGS: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
     "policy_device": ("cpu:1", (3, None)),
     "amp": ("bfloat16", ("half", 16)),
 }
-"""For every configuration key: a value that changes a run of ``BASE``, and invalid values."""
+"""Test values of every configuration key: one that changes a training with settings ``BASE``, and invalid
+ones."""
 ALTERNATIVES = {key: value for key, (value, _) in SETTINGS.items()}
 MISTAKES = {key: bad for key, (_, bad) in SETTINGS.items()}
 ALONE: Mapping[str, set[str]] = {
@@ -146,21 +148,24 @@ ALONE: Mapping[str, set[str]] = {
     "devices": {"where"},
     "policy_device": {"where"},
 }
-"""Configuration keys that must not change the training, with the outputs that may change."""
+"""Configuration keys that do not change the training itself, each with the names of the outputs that it may
+change."""
 FIRST_ITERATION_SAME = ("iterations", "entropy_end")
-"""Configuration keys without effect on the first training iteration."""
+"""Configuration keys whose value has no effect on the first training iteration."""
 
 
-def test_every_key_of_the_configuration_has_a_test_value() -> None:
+def test_every_key_of_the_training_configuration_has_a_test_value() -> None:
     assert set(SETTINGS) == set(TrainingConfig.model_fields)
 
 
-def test_the_same_settings_give_the_same_run(base: Run, tmp_path: Path) -> None:
+def test_training_with_the_same_settings_gives_the_same_update_rows(base: Run, tmp_path: Path) -> None:
     assert run(tmp_path / "run", BASE).differences(base) == set()
 
 
 @pytest.mark.parametrize("key", ALTERNATIVES)
-def test_changing_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> None:
+def test_change_of_any_configuration_key_changes_the_training_or_its_outputs(
+    key: str, base: Run, tmp_path: Path
+) -> None:
     settings = {**BASE, key: ALTERNATIVES[key]}
     if key == "budget":
         del settings["steps"]
@@ -177,7 +182,7 @@ def test_changing_a_key_changes_the_run(key: str, base: Run, tmp_path: Path) -> 
     ("family", "gamma"),
     [("paired", 1.0), ("sparse", 1.0), ("log_loss", 1.0), ("contribution", 0.995), ("loss", 0.995)],
 )
-def test_the_default_discount_is_that_of_the_reward_family(family: FamilyName, gamma: float) -> None:
+def test_default_discount_depends_on_the_reward_family(family: FamilyName, gamma: float) -> None:
     assert TrainingConfig(reward_family=family).discount == gamma
     assert TrainingConfig(reward_family=family, gamma=0.9).discount == 0.9
 
@@ -220,14 +225,14 @@ def said_about(settings: Mapping[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, bad in MISTAKES.items() for value in bad])
-def test_an_invalid_value_is_reported_with_its_key(key: str, value: Any) -> None:
+def test_invalid_value_of_the_training_configuration_is_reported_with_its_key(key: str, value: Any) -> None:
     said = said_about({key: value})
     assert said.startswith((f"{key}: ", f"{key}.0: "))
     found = value[0] if key == "hold_heads" and isinstance(value, tuple) else value
     assert f"; found {found!r}" in said
 
 
-def test_all_invalid_settings_are_reported_at_once() -> None:
+def test_all_invalid_keys_and_values_of_a_training_configuration_are_reported_at_once() -> None:
     said = said_about({**{key: values[0] for key, values in MISTAKES.items()}, **dict.fromkeys(MISSPELT, 1)})
     sentences = said.split("; ")
     for key in MISTAKES:
@@ -236,12 +241,12 @@ def test_all_invalid_settings_are_reported_at_once() -> None:
         assert f"unknown key '{wrong}'; did you mean {right}?" in said
 
 
-def test_an_unknown_key_without_a_near_match_is_refused_with_all_keys() -> None:
+def test_unknown_configuration_key_without_a_similar_key_is_refused_with_all_known_keys() -> None:
     said = said_about({"qqqq": 1})
     assert said == f"unknown key 'qqqq'; known: {', '.join(TrainingConfig.model_fields)}"
 
 
-def test_an_unknown_name_is_refused_with_allowed_names_and_the_nearest() -> None:
+def test_unknown_task_or_option_name_is_refused_with_the_allowed_and_the_nearest_names() -> None:
     said = said_about({"reward_family": "pared", "critic": "q", "task": "digit", "envs": 0})
     assert "found 'pared' (did you mean paired?)" in said
     assert "'paired', 'contribution', 'loss', 'log_loss' or 'sparse'" in said
@@ -250,7 +255,7 @@ def test_an_unknown_name_is_refused_with_allowed_names_and_the_nearest() -> None
     assert "envs: " in said
 
 
-def test_budget_and_steps_together_are_refused() -> None:
+def test_training_configuration_with_both_budget_and_steps_is_refused() -> None:
     assert said_about({"budget": "2T", "steps": 20}) == (
         "budget and steps both set the length of an episode; leave one of them out"
     )
@@ -260,13 +265,13 @@ def test_budget_and_steps_together_are_refused() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_file_overrides_the_preset_and_flags_override_the_file(preset: str) -> None:
+def test_configuration_file_overrides_the_preset_and_flags_override_the_file(preset: str) -> None:
     assert training_config(preset, {}, {}).model_dump(mode="json").items() >= PRESETS[preset].items()
     config = training_config(preset, {"envs": 12, "iterations": 4}, {"iterations": 5})
     assert (config.envs, config.iterations) == (12, 5)
 
 
-def test_an_unknown_preset_or_one_of_another_task_is_refused() -> None:
+def test_unknown_preset_or_preset_of_another_task_is_refused() -> None:
     refusal = "preset 'quick' is of task digits_impaired and cannot train digits"
     with pytest.raises(ConfigError, match=refusal):
         training_config("quick", {}, {"task": "digits"})

@@ -1,4 +1,4 @@
-"""Do-nothing twins: damaged and unwritable caches, and twins that diverge."""
+"""Twins without growth: damaged and unwritable caches of their scores, and twins that diverge."""
 
 import hashlib
 import json
@@ -12,26 +12,25 @@ import pytest
 from esper.leyline.errors import DivergedError
 from esper.run.policy_training import train
 from esper.tolaria import twin
-from esper.tolaria.twin import twin_scores
+from esper.tolaria.env import MorphEnv
+from esper.tolaria.twin import TwinOf, twin_scores
 from tests.integration.training import full_disk, sentence_from, tiny
 from tests.tolaria.building import tiny_task
 
-EPISODE = {"rng_seed": 7, "env": 5, "episode": 3}
+EPISODES = [TwinOf(env=5, episode=3), TwinOf(env=6, episode=3)]
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_diverged_twin_ends_a_training_with_one_sentence(
+def test_training_ends_with_a_one_sentence_error_if_a_twin_diverges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def diverge(*args: object, **options: object) -> None:
         raise DivergedError("the host became non-finite")
 
-    monkeypatch.setattr(twin, "run_without_growth", diverge)
+    monkeypatch.setattr(twin, "run_all_without_growth", diverge)
     config = tiny(reward_family="paired", rng_seed=3)
     said = sentence_from(capsys, lambda: train(config, tmp_path / "run"))
-    assert (
-        "the do-nothing twin of environment 0, episode 0 could not be made: the host became non-finite"
-    ) in said
+    assert ("the do-nothing twins of episode 0 could not be made: the host became non-finite") in said
 
 
 @pytest.mark.parametrize(
@@ -48,42 +47,42 @@ def test_a_diverged_twin_ends_a_training_with_one_sentence(
     ],
     ids=["truncated", "deeply nested", "null", "no digest", "nan", "too short", "null score", "wrong digest"],
 )
-def test_a_damaged_twin_in_the_cache_is_recomputed(
+def test_twin_scores_are_recomputed_if_their_cache_file_is_damaged(
     spoil: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     task = tiny_task(horizon=2)
-    scores = twin_scores(task, **EPISODE)
-    (file,) = (tmp_path / "twins").iterdir()
+    scores = twin_scores(task, EPISODES, rng_seed=7)
+    file = next((tmp_path / "twins").iterdir())
     kept = file.read_text()
     file.write_text(spoil(kept))
-    assert twin_scores(task, **EPISODE) == scores
+    assert twin_scores(task, EPISODES, rng_seed=7) == scores
     assert file.read_text() == kept, "and kept again"
 
 
 def cached(scores: list[Any]) -> str:
-    """Return the content of a cache file with a valid digest."""
+    """Return the content of a cache file with the given twin scores and a valid digest."""
     return json.dumps({"scores": scores, "sha256": hashlib.sha256(json.dumps(scores).encode()).hexdigest()})
 
 
-def test_a_twin_in_the_cache_is_not_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_twin_scores_are_not_recomputed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path))
     task = tiny_task(horizon=2)
-    scores = twin_scores(task, **EPISODE)
-    monkeypatch.setattr(twin, "run_without_growth", lambda *args, **options: pytest.fail("made again"))
-    assert twin_scores(task, **EPISODE) == scores
+    scores = twin_scores(task, EPISODES, rng_seed=7)
+    monkeypatch.setattr(MorphEnv, "begin_step", lambda *args: pytest.fail("made again"))
+    assert twin_scores(task, EPISODES, rng_seed=7) == scores
 
 
-def test_an_unwritable_cache_does_not_change_the_result(
+def test_twin_scores_are_the_same_if_the_cache_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = tiny_task(horizon=2)
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "good"))
-    scores = twin_scores(task, **EPISODE)
+    scores = twin_scores(task, EPISODES, rng_seed=7)
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "file"))
-    assert twin_scores(task, **EPISODE) == scores
+    assert twin_scores(task, EPISODES, rng_seed=7) == scores
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "full"))
     monkeypatch.setattr(os, "replace", full_disk)
-    assert twin_scores(task, **EPISODE) == scores
+    assert twin_scores(task, EPISODES, rng_seed=7) == scores
     assert not list((tmp_path / "full" / "twins").iterdir())

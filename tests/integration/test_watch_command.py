@@ -22,16 +22,17 @@ from tests.karn import fake_run, fake_training
 def watch_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., list[str]]:
-    """Return a function that watches a run and calls one writer action per refresh; it returns the output."""
+    """Return a function that runs ``esper watch`` and returns its output; a writer does one action before
+    each refresh."""
     writer, episode = RunWriter(tmp_path / "run"), fake_run.episode()
-    # With an unlimited share of time, ``esper watch`` refreshes without delay.
+    # With an unlimited share of time for refreshing, ``esper watch`` refreshes without delay.
     monkeypatch.setattr(watch_command, "SHARE_OF_TIME", 1e9)
 
     def do(deed: str) -> None:
         if deed == "interrupt":
             raise KeyboardInterrupt
         if deed == "kill":
-            # A row in the buffer of a killed writer is lost.
+            # A telemetry row in the buffer of a killed writer is lost.
             writer.emit(fake_run.epoch_row(8))
             # Releasing the writer lock simulates a killed process, whose locks the kernel releases.
             writer._lock.release()
@@ -61,7 +62,9 @@ def watch_while(
     return watched
 
 
-def test_watch_shows_a_run_from_its_first_row_to_its_last(watch_while: Callable[..., list[str]]) -> None:
+def test_watch_command_shows_every_epoch_of_a_running_run_until_the_run_ends(
+    watch_while: Callable[..., list[str]],
+) -> None:
     before, begun, *epochs, rest = watch_while("run", "epoch", "epoch", "epoch", "end")
     assert before == ""
     assert begun.startswith("run demo: task digits_impaired")
@@ -79,14 +82,14 @@ def test_watch_shows_a_run_from_its_first_row_to_its_last(watch_while: Callable[
         (("kill",), "run has stopped before it recorded anything"),
     ],
 )
-def test_watch_reports_a_killed_run_as_stopped(
+def test_watch_command_reports_a_killed_run_as_stopped(
     deeds: tuple[str, ...], end: str, watch_while: Callable[..., list[str]]
 ) -> None:
     (last,) = watch_while(*deeds)[-1].splitlines()
     assert last.endswith(end)
 
 
-def test_ctrl_c_ends_watch_without_an_error(watch_while: Callable[..., list[str]]) -> None:
+def test_ctrl_c_ends_the_watch_command_without_an_error(watch_while: Callable[..., list[str]]) -> None:
     assert watch_while("run", "interrupt")[-1] == ""
 
 
@@ -103,14 +106,14 @@ def training(tmp_path: Path) -> Path:
 
 
 def watched(run: Path, **settings: object) -> str:
-    """Return the output on a terminal of 80 columns and 24 lines."""
+    """Return the output of ``esper watch`` on a terminal of 80 columns and 24 lines."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
     watch(open_run(run), WatchConfig.model_validate(settings), console)
     return file.getvalue()
 
 
-def test_watch_shows_a_finished_training_at_once(training: Path) -> None:
+def test_watch_command_shows_the_last_state_of_a_stopped_training_and_ends(training: Path) -> None:
     last = watched(training).rsplit("digits_impaired · ppo", 1)[1]
 
     assert " · stopped · iteration 3/100 · " in last
@@ -119,7 +122,7 @@ def test_watch_shows_a_finished_training_at_once(training: Path) -> None:
     assert "slots   iteration 3, environment 1" in watched(training, env=1)
 
 
-def test_watch_without_a_terminal_prints_one_line_per_iteration(
+def test_watch_command_without_a_terminal_prints_one_line_per_iteration(
     training: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cli.main(["watch", str(training)])
@@ -138,7 +141,7 @@ def test_watch_without_a_terminal_prints_one_line_per_iteration(
         (["RUN", "--env", "4"], "environment 4 is not in this run; it has 4, numbered from 0"),
     ],
 )
-def test_invalid_arguments_end_with_one_sentence(
+def test_watch_command_with_invalid_arguments_ends_with_a_one_sentence_error(
     words: list[str],
     sentence: str,
     training: Path,
@@ -155,10 +158,10 @@ def test_invalid_arguments_end_with_one_sentence(
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_watch_shows_the_new_rows_of_a_run_resumed_from_an_earlier_checkpoint(
+def test_watch_command_shows_the_new_iterations_of_a_run_resumed_from_an_earlier_checkpoint(
     is_terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run has an alert in iteration 2, is resumed from iteration 1, and writes iterations 2 and 3."""
+    """Resume a run from iteration 1 after an alert in iteration 2; write iterations 2 and 3."""
     first = RunWriter(tmp_path / "teach")
     writers, file = [first], io.StringIO()
 

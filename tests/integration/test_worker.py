@@ -1,4 +1,4 @@
-"""Worker process of torchrun: lost processes, other settings, restarts."""
+"""Worker process started by torchrun: lost processes, ranks with different settings, restarts."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("cache")
 
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the worker module with ``os._exit`` replaced by ``SystemExit``."""
+    """Return the module ``esper.scripts.worker``, with ``os._exit`` replaced by ``sys.exit``."""
     monkeypatch.setattr(os, "_exit", sys.exit)
     return esper.scripts.worker
 
@@ -55,10 +55,10 @@ def fail(error: Exception, *args: object, **options: object) -> NoReturn:
     raise error
 
 
-def test_the_error_message_of_a_worker_is_printed_by_the_command(
+def test_train_command_prints_the_error_message_of_the_worker_that_failed(
     worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    """The second of two worker processes fails, and the first loses its connection to the second."""
+    """Let the second of two worker processes fail, and the first lose its connection to the second."""
     failures = (worker.LostProcessError("another process is gone"), EsperError("no twin, for a test"))
     codes = []
 
@@ -80,7 +80,7 @@ def test_the_error_message_of_a_worker_is_printed_by_the_command(
 @pytest.mark.parametrize(
     "loss", [DistNetworkError("Failed to recv, got 0 bytes"), RuntimeError("[gloo] connection closed")]
 )
-def test_a_worker_that_lost_another_process_prints_how_to_resume(
+def test_worker_that_lost_another_process_raises_an_error_with_the_resume_command(
     loss: RuntimeError, worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_meet", lambda config: HashStore())
@@ -90,7 +90,7 @@ def test_a_worker_that_lost_another_process_prints_how_to_resume(
 
 
 def wait_for_others(out: Path, said: Path) -> None:
-    """Block like gloo, without running signal handlers of Python."""
+    """Block as gloo does while it waits for other ranks, without running Python's signal handlers."""
     os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
     esper.scripts.worker.speak_when_stopped(out)
     store = HashStore()
@@ -98,7 +98,7 @@ def wait_for_others(out: Path, said: Path) -> None:
     store.wait(["nothing"], timedelta(seconds=SECONDS))
 
 
-def test_a_worker_stopped_by_torchrun_prints_how_to_resume(tmp_path: Path) -> None:
+def test_worker_stopped_by_torchrun_prints_how_to_resume_the_training(tmp_path: Path) -> None:
     child = forked(wait_for_others, tmp_path / "run", tmp_path / "said")
     child.join(SECONDS)
     assert child.exitcode == USAGE_ERROR
@@ -111,8 +111,8 @@ def test_a_worker_stopped_by_torchrun_prints_how_to_resume(tmp_path: Path) -> No
 def start(
     worker: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Refused:
-    """Return a function that runs the command as rank 0 of two; rank 1 never starts."""
-    # The worker installs no signal handlers, because pytest handles signals in this process.
+    """Return a function that runs ``esper train`` as rank 0 of two ranks; rank 1 never starts."""
+    # The test disables the signal handlers of the worker, because pytest handles signals in this process.
     monkeypatch.setattr(worker, "speak_when_stopped", lambda directory: None)
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANK": "0", "WORLD_SIZE": "2"}
 
@@ -129,7 +129,7 @@ def start(
 APART = "esper: the processes of the run did not come together: "
 
 
-def test_waiting_for_a_process_that_never_arrives_ends_with_one_sentence(
+def test_worker_ends_with_a_one_sentence_error_if_the_other_rank_never_arrives(
     start: Refused, tmp_path: Path
 ) -> None:
     began = time.monotonic()
@@ -140,10 +140,10 @@ def test_waiting_for_a_process_that_never_arrives_ends_with_one_sentence(
     assert not (tmp_path / "run").exists()
 
 
-def test_ranks_with_other_settings_or_versions_are_refused_with_the_differences(
+def test_ranks_with_different_settings_or_versions_are_refused_with_the_differences(
     start: Refused, worker: ModuleType
 ) -> None:
-    """Rank 1 runs as a thread with another rng seed and another version of torch than rank 0."""
+    """Run rank 1 as a thread with another rng seed and another version of torch than rank 0."""
     of_torchrun = TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     port = of_torchrun.port
 
@@ -163,7 +163,7 @@ def test_ranks_with_other_settings_or_versions_are_refused_with_the_differences(
     assert f"; torch is {torch.__version__} on rank 0 and 2.0.0 on rank 1 (" in said
 
 
-def test_a_busy_port_ends_with_one_sentence(start: Refused) -> None:
+def test_worker_ends_with_a_one_sentence_error_if_the_rendezvous_port_is_in_use(start: Refused) -> None:
     with socket.socket() as busy:
         busy.bind(("", 0))
         busy.listen()
@@ -171,7 +171,7 @@ def test_a_busy_port_ends_with_one_sentence(start: Refused) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"RANK": "first"}, {"MASTER_PORT": "harbour"}])
-def test_a_worker_with_invalid_rendezvous_settings_ends_with_one_sentence(
+def test_worker_with_invalid_rendezvous_settings_ends_with_a_one_sentence_error(
     settings: dict[str, str], start: Refused
 ) -> None:
     assert start(**settings).startswith(APART)
@@ -184,7 +184,7 @@ def test_a_worker_with_invalid_rendezvous_settings_ends_with_one_sentence(
         (("--rent", "0.01"), "name the run directory with --out"),
     ],
 )
-def test_invalid_arguments_under_torchrun_are_refused(
+def test_train_command_under_torchrun_refuses_invalid_arguments(
     words: tuple[str, ...], said: str, start: Refused
 ) -> None:
     assert said in start(*words)
@@ -193,15 +193,17 @@ def test_invalid_arguments_under_torchrun_are_refused(
 # --- restarts by torchrun ------------------------------------------------------------------------------
 
 
-def test_the_existing_run_of_another_command_is_not_resumed(worker: ModuleType, tmp_path: Path) -> None:
-    """A process that was refused a run directory is refused again after torchrun restarts it."""
+def test_restarted_worker_does_not_resume_a_run_of_another_command(
+    worker: ModuleType, tmp_path: Path
+) -> None:
+    """If an existing run directory is refused, it is refused again after torchrun restarts the process."""
     store = HashStore()
     (tmp_path / "telemetry").mkdir()
     assert [worker._begun_before(store, tmp_path, False) for _ in range(2)] == [False, False]
     assert [worker._begun_before(store, tmp_path, True) for _ in range(2)] == [False, True]
 
 
-def test_a_run_that_finished_before_a_rank_died_counts_as_finished(
+def test_worker_restarted_after_the_run_has_finished_ends_without_an_error(
     undisturbed: Path, worker: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = HashStore()

@@ -1,10 +1,11 @@
-"""Helpers for short trainings: set-up, comparison of runs, and refused commands."""
+"""Helpers of tests with short trainings: set-up, comparison of runs, and refused commands."""
 
 import errno
 import json
 import multiprocessing
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
@@ -29,15 +30,15 @@ from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import tiny_task
 
 STEPS = 2
-"""Number of steps in an episode of the tiny task."""
+"""Number of steps in an episode of the task "tiny"."""
 TIMES = {"t", "seconds", "ms", "phase_ms", "started", "git_revision"}
 """Telemetry columns that differ between two repetitions of the same run."""
 
 
 def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
-    """Register the tiny task, with evaluations that improve in every iteration but the last.
+    """Register the task "tiny"; add the iteration number to each evaluation return except the last.
 
-    An artificial alert in iteration 2 raises the level of detail of the telemetry.
+    An artificial alert is raised in iteration 2, so that the telemetry switches to a higher level of detail.
     """
     patch = patch or pytest.MonkeyPatch()
     at_once = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
@@ -65,7 +66,7 @@ def prepare(cache: Path, patch: pytest.MonkeyPatch | None = None) -> None:
 
 
 def tiny(**changes: Any) -> TrainingConfig:
-    """Return the configuration of a short training; its task is registered by ``prepare``."""
+    """Return the configuration of a short training on the task "tiny", which ``prepare`` registers."""
     settings = {
         "task": "tiny",
         "reward_family": "loss",
@@ -87,7 +88,7 @@ class StoppedError(Exception):
 
 @contextmanager
 def after_iterations(act: Callable[[int], None]) -> Iterator[None]:
-    """Call ``act`` after the rows of each iteration were written."""
+    """Call ``act`` with the iteration number after the telemetry rows of each iteration were written."""
     iteration = RunWriter.iteration
 
     @contextmanager
@@ -107,15 +108,31 @@ def full_disk(*args: object) -> None:
 
 
 def forked(target: Callable[..., object], *args: object) -> BaseProcess:
-    """Start a process with torch and the modules of a training already imported.
+    """Start a child process from a fork server in which torch and the training modules are already imported.
 
-    The fork server is started once per pytest process.
+    The fork server, which imports torch, is started once per pytest process.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["esper.scripts.train_command", "torch._dynamo"])
     child = context.Process(target=target, args=args)
     child.start()
     return child
+
+
+def gone(process: int, seconds: float = 60.0) -> bool:
+    """Wait until a process has ended, for at most ``seconds``; return whether it has ended."""
+    limit = time.monotonic() + seconds
+    while is_alive(process) and time.monotonic() < limit:
+        time.sleep(0.02)
+    return not is_alive(process)
+
+
+def is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def free_port() -> int:
@@ -128,7 +145,7 @@ def free_port() -> int:
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """Assert that two runs have the same rows, checkpoints and best policy, bit for bit."""
+    """Assert that two trainings have the same telemetry rows, checkpoints and best policy, bit for bit."""
     assert rows_without_times(one) == rows_without_times(other)
     assert files_below(one / "checkpoints") == files_below(other / "checkpoints")
     assert files_below(one / "best") == files_below(other / "best")
@@ -136,7 +153,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of all tables except ``resource``, without times and resource alerts."""
+    """Return the rows of all telemetry tables but ``resource``, without time columns and resource alerts."""
     opened = open_run(run)
     return {
         table: [
@@ -150,7 +167,8 @@ def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def files_below(folder: Path) -> dict[str, object]:
-    """Return file contents by name; without the row mark in ``progress.json``, which has a time."""
+    """Return file contents by name, without the entry ``telemetry`` of progress.json, which contains run
+    times."""
     found: dict[str, object] = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
@@ -170,7 +188,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 # --- refusals -------------------------------------------------------------------------------------
 
 Refused = Callable[..., str]
-"""Fixture ``refused``: runs a command that must be refused and returns its error message."""
+"""Type of the fixture ``refused``: a function that runs a command and returns its error message."""
 
 
 def sentence_of(capsys: pytest.CaptureFixture[str], *words: str | Path) -> str:

@@ -1,4 +1,4 @@
-"""Fixture with one generated training run, shared by several test files."""
+"""Fixture with one generated policy training, shared by several test files."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Telemetry rows of a small run, written by hand instead of recorded from training.
+"""Telemetry rows of a small run, written by hand instead of recorded from a training.
 
 The run has three slots and eight epochs: one seed is fossilized, one pruned, one removed at the horizon.
 """
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from esper.leyline import (
-    BLUEPRINT_IDS,
+    BLUEPRINT_NAMES,
     HEAD_NAMES,
     OP_NAMES,
     STAGE_NAMES,
@@ -36,7 +36,7 @@ from esper.leyline.slot_config import SlotConfig
 EPOCHS = 8
 SLOTS = ["r0c0", "r0c1", "r0c2"]
 SPACE = ActionSpace(
-    SlotConfig(tuple(SLOTS)), LifecycleRules(), tuple(range(len(BLUEPRINT_IDS))), BLUEPRINT_IDS
+    SlotConfig(tuple(SLOTS)), LifecycleRules(), tuple(range(len(BLUEPRINT_NAMES))), BLUEPRINT_NAMES
 )
 HOST_PARAMS = 250
 SCORES = (10.0, 14.0, 22.5, 30.0, 41.0, 47.5, 58.0, 64.1, 62.0)
@@ -52,7 +52,7 @@ G, T, B, H, F, P = (
 )
 E, R, D = Stage.EMBARGOED, Stage.RESETTING, Stage.DORMANT
 STAGES_OF_SEED = {0: {1: T, 2: B, 3: B, 4: H, 5: H, 6: F, 7: F, 8: F}, 1: {2: T, 3: T, 4: B}, 2: {7: T, 8: T}}
-"""Stage of each seed after each epoch; the seed with index i is in slot i."""
+"""Stage of each seed after each epoch, as ``[seed][epoch]``; the seed with index i is in slot i."""
 SEED_PARAMS = (148, 1200, 40)
 SEED_BLUEPRINTS = (BlueprintAction.CONV_LIGHT, BlueprintAction.CONV_HEAVY, BlueprintAction.NORM)
 SEED_STYLES = (Style.LINEAR_ADD, Style.GATED_GATE, Style.SIGMOID_ADD)
@@ -98,7 +98,7 @@ def run_row(
         slots=SLOTS,
         ops=list(OP_NAMES),
         heads=list(HEAD_NAMES),
-        blueprints=list(BLUEPRINT_IDS),
+        blueprints=list(BLUEPRINT_NAMES),
         stages=list(STAGE_NAMES),
         head_choices=[list(names) for names in SPACE.choice_names],
         horizon=EPOCHS,
@@ -264,7 +264,7 @@ def resource_row() -> ResourceRow:
 
 
 def update_row(number: int) -> UpdateRow:
-    """Return a row of a PPO update without evaluation, in which one action head was never used."""
+    """Return the row of a PPO update without policy evaluation; two heads have unknown entropy."""
     return UpdateRow(
         iteration=number,
         mean_return=0.5,

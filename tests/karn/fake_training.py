@@ -88,7 +88,7 @@ def alert_row(
 
 
 def episode(number: int, env: int) -> Iterator[EnvRow]:
-    """Yield the rows of one ``fake_run`` episode, labelled with an environment and iteration ``number``."""
+    """Yield the rows of a ``fake_run`` episode, with the given environment index and iteration ``number``."""
     for row in fake_run.episode(number - 1):
         assert isinstance(row, EnvRow)
         is_end = isinstance(row, EpisodeRow)
@@ -120,7 +120,7 @@ def ends_of_iteration(number: int) -> Iterator[Row]:
 
 
 def course(iterations: int) -> Iterator[Row]:
-    """Yield the rows of a training of ``iterations`` iterations; only the last one has per-epoch rows."""
+    """Yield the rows of a training of ``iterations`` iterations; per-epoch rows are only in the last."""
     yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)
@@ -128,7 +128,9 @@ def course(iterations: int) -> Iterator[Row]:
 
 
 def troubled_course(iterations: int) -> Iterator[Row]:
-    """Yield the rows of a training whose last iteration has failed episodes, bad metrics and alerts."""
+    """Yield the rows of a training whose last iteration has failed episodes, alerts, and metrics outside
+    their normal range.
+    """
     yield run_row()
     for number in range(1, iterations):
         yield from ends_of_iteration(number)

@@ -1,6 +1,6 @@
 """Generator of telemetry rows for runs in which seeds germinate, blend and end at random.
 
-Tests compute the expected content of a page or table from the generated rows alone.
+Tests compute the expected content of a web page or table from the generated rows alone.
 """
 
 import itertools
@@ -42,7 +42,7 @@ class _Slot:
 
 @dataclass
 class Episode:
-    """Generated episode: the telemetry rows so far and the current state of all seeds."""
+    """Generator of a random episode, with its telemetry rows so far and the current state of its seeds."""
 
     env: int
     episode: int
@@ -236,7 +236,8 @@ def run_row(
 
 
 def update_row(number: int, episodes: Sequence[EpisodeRow], dice: random.Random) -> UpdateRow:
-    """Return the PPO update row of an iteration; the entropy of some action heads is null or falls to 0."""
+    """Return a PPO update row; entropies fall with the iteration, and head ``style`` has null entropy at
+    times."""
     returns = [episode.total_reward or 0.0 for episode in episodes]
     chosen = [sum(episode.op_counts[op] for episode in episodes) for op in range(len(OP_NAMES))]
     entropy = [
@@ -280,7 +281,7 @@ def alert_row(rule: str, event: str = "raised", *, scope: str = "run", **where: 
 def run_rows(
     *, episodes: int = 1, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
 ) -> list[Row]:
-    """Return the rows of a run that trains a network but no policy."""
+    """Return the telemetry rows of a generated run that trains networks but no policy."""
     names = [f"r0c{index}" for index in range(slots)]
     rows: list[Row] = [run_row(horizon=horizon, slots=names)]
     for episode in range(episodes):
@@ -291,7 +292,7 @@ def run_rows(
 def training_rows(
     *, iterations: int = 3, envs: int = 4, horizon: int = 20, slots: int = 3, full: bool = True, seed: int = 0
 ) -> list[Row]:
-    """Return the rows of a run that trains a policy."""
+    """Return the telemetry rows of a generated policy training."""
     names = [f"r0c{index}" for index in range(slots)]
     rows: list[Row] = [run_row(horizon=horizon, slots=names, envs=envs, iterations=iterations)]
     for number in range(1, iterations + 1):
@@ -310,7 +311,7 @@ def training_rows(
 
 
 def write(directory: Path, rows: Iterable[Row], tick: float = 0.01) -> Path:
-    """Write rows to a run directory and close the writer; each clock reading is ``tick`` seconds later."""
+    """Write telemetry rows with a fake clock that advances ``tick`` seconds per reading."""
     clock = itertools.count()
     with RunWriter(directory, clock=lambda: tick * next(clock)) as writer:
         for row in rows:

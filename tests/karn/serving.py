@@ -22,7 +22,7 @@ LOCAL = Access("127.0.0.1", 8377, token=None)
 
 
 def write_run(directory: Path, rows: Iterable[Row] | None = None, **columns: Any) -> Path:
-    """Write a finished run; without given rows, the run has one episode."""
+    """Write a finished run with the given telemetry rows, by default those of one episode."""
     own = fake_run.episode() if rows is None else rows
     return made_run.write(directory, [fake_run.run_row(**columns), *own])
 
@@ -68,7 +68,7 @@ class Answer:
 
 
 def facts(head: Node) -> dict[str, str]:
-    """Return the values shown in the header of a run's page, by label."""
+    """Return the values shown in the header of a run's web page, by label."""
     return {one.attributes["data-fact"]: one.one("b").text for one in head.all(class_="fact")}
 
 
@@ -82,7 +82,7 @@ class Client:
         self._ids: dict[str, str] = {}
 
     def ask(self, target: str, method: str = "GET", headers: Mapping[str, str] | None = None) -> Answer:
-        # The fake clock advances by 1000 seconds so that the server lists the folder again.
+        # Each request advances the fake clock by 1000 seconds, so that the server lists the folder again.
         self._now += 1000
         path, _, query = target.partition("?")
         given = {"host": f"{self.access.host}:{self.access.port}", **(headers or {})}
@@ -106,7 +106,7 @@ class Client:
         async def receive() -> Message:
             for message in messages:
                 return message
-            # The fake client stays connected and sends nothing more.
+            # After its request, the fake HTTP client stays connected and sends nothing more.
             await asyncio.Event().wait()
             raise AssertionError("this event is never set")
 

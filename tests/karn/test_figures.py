@@ -39,7 +39,7 @@ def episode_in_progress() -> list[Row]:
 
 
 def unknowns() -> list[Row]:
-    """Yield the rows of a policy training in which every optional column is null."""
+    """Return the telemetry rows of a policy training in which measured columns are null."""
     rows = made_run.training_rows(iterations=2, envs=2, horizon=4, full=False)
     for row in rows:
         if isinstance(row, EpochRow):
@@ -77,7 +77,7 @@ def runs(tmp_path_factory) -> dict[str, Run]:
 
 
 def pictures(runs: dict[str, Run]) -> Iterator[tuple[str, Picture]]:
-    """Return all figures of all test runs, by figure and run name."""
+    """Yield a name and a drawn chart for every kind of chart and every test run."""
     for (name, run), figure in itertools.product(runs.items(), FIGURES):
         picture = figure.answer(run)
         if picture is not None:
@@ -92,7 +92,7 @@ def drawn(runs) -> dict[str, Picture]:
 
 
 class Box(NamedTuple):
-    """Upper bound for the bounding box of a text in an SVG figure."""
+    """Text of an SVG chart, with an upper estimate of its bounding box."""
 
     content: str
     left: float
@@ -124,11 +124,11 @@ def overlap(one: Box, other: Box) -> bool:
 # --- all pictures -----------------------------------------------------------------------------------
 
 
-def test_every_kind_of_figure_is_drawn_for_at_least_one_test_run(drawn):
+def test_every_kind_of_chart_is_drawn_for_at_least_one_test_run(drawn):
     assert {name.split(" of ")[0] for name in drawn} == {"verdict", *(figure.key for figure in FIGURES)}
 
 
-def test_svg_figure_is_well_formed_xml_with_title_and_description(drawn):
+def test_svg_chart_is_well_formed_xml_with_title_and_description(drawn):
     for name, picture in drawn.items():
         root = ElementTree.fromstring(picture.svg)
         assert root.tag == f"{SVG}svg", name
@@ -137,13 +137,13 @@ def test_svg_figure_is_well_formed_xml_with_title_and_description(drawn):
         assert picture.caption.endswith("."), name
 
 
-def test_every_coordinate_in_an_svg_figure_is_a_finite_number(drawn):
+def test_every_coordinate_in_an_svg_chart_is_a_finite_number(drawn):
     for name, picture in drawn.items():
         assert not re.search(r"\b(nan|inf|None)\b", picture.svg), name
         assert not re.search(r"\d\.\d\d", " ".join(re.findall(r' d="([^"]*)"', picture.svg))), name
 
 
-def test_texts_of_an_svg_figure_stay_within_it_and_do_not_overlap(drawn):
+def test_texts_of_an_svg_chart_stay_within_its_edges_and_do_not_overlap(drawn):
     for name, picture in drawn.items():
         height = float(ElementTree.fromstring(picture.svg).get("viewBox").split()[3])
         found = boxes(picture)
@@ -154,7 +154,7 @@ def test_texts_of_an_svg_figure_stay_within_it_and_do_not_overlap(drawn):
             assert not overlap(one, other), (name, one, other)
 
 
-def test_shapes_of_an_svg_figure_stay_within_it(drawn):
+def test_rectangles_of_an_svg_chart_stay_within_its_edges(drawn):
     for name, picture in drawn.items():
         root = ElementTree.fromstring(picture.svg)
         height = float(root.get("viewBox").split()[3])
@@ -166,28 +166,28 @@ def test_shapes_of_an_svg_figure_stay_within_it(drawn):
             assert -1 <= y <= y + high <= height + 1, (name, shape.attrib)
 
 
-def test_svg_file_of_a_long_training_is_small(runs):
+def test_svg_charts_of_a_training_with_210_iterations_have_less_than_400_kilobytes(runs):
     answers = {figure.key: figure.answer(runs["a long training"]) for figure in FIGURES}
     sizes = {key: len(picture.svg.encode()) for key, picture in answers.items() if picture is not None}
 
     assert sum(sizes.values()) < 400_000, sizes
 
 
-def test_run_without_telemetry_rows_has_only_an_empty_alert_figure(runs):
+def test_run_without_telemetry_rows_has_only_an_empty_chart_of_alerts(runs):
     answers = {figure.key: figure.answer(runs["nothing"]) for figure in FIGURES}
 
     assert {key for key, picture in answers.items() if picture is not None} == {"alerts"}
     assert answers["alerts"].rows == []
 
 
-def test_figure_table_with_a_row_of_wrong_length_raises():
+def test_chart_whose_table_has_a_row_of_wrong_length_raises_an_error():
     with pytest.raises(ValueError, match="2 cells"):
         Picture("", ["a", "b"], [["1"]], "")
 
 
-def test_standalone_svg_figure_contains_its_stylesheet(drawn):
+def test_standalone_svg_chart_contains_its_stylesheet(drawn):
     text = drawn["lanes of an episode"].standalone()
-    # Jupyter notebooks call ``_repr_svg_`` to display a figure.
+    # Jupyter notebooks call ``_repr_svg_`` to display a chart.
     assert drawn["lanes of an episode"]._repr_svg_() == text
     style = ElementTree.fromstring(text).find(f"{SVG}style")
 
@@ -202,7 +202,7 @@ def texts(picture: Picture) -> list[str]:
     return [box.content for box in boxes(picture)]
 
 
-def test_labels_of_the_growth_figure_equal_the_last_row_of_its_table(drawn):
+def test_line_labels_of_the_score_chart_show_the_values_in_the_last_row_of_its_table(drawn):
     for name in ("growth of an episode", "growth of a training"):
         last = dict(zip(drawn[name].columns, drawn[name].rows[-1], strict=True))
         assert {f"score {last['score']}", f"twin {last['twin']}", f"{last['parameters']} params"} <= set(
@@ -210,7 +210,7 @@ def test_labels_of_the_growth_figure_equal_the_last_row_of_its_table(drawn):
         )
 
 
-def test_labels_of_the_slot_timeline_figure_equal_its_table(drawn):
+def test_labels_of_fossils_in_the_slot_timeline_equal_the_table_of_the_chart(drawn):
     picture = drawn["lanes of an episode"]
     shown = texts(picture)
     kept = [row for row in picture.rows if row[4].startswith("fossilized")]
@@ -221,7 +221,7 @@ def test_labels_of_the_slot_timeline_figure_equal_its_table(drawn):
         assert f"{row[6]} params" in shown
 
 
-def test_labels_of_the_blueprint_worth_figure_equal_its_table(drawn):
+def test_labels_of_the_chart_of_blueprint_contributions_equal_the_table_of_the_chart(drawn):
     picture = drawn["worth of a training"]
     shown = texts(picture)
 
@@ -231,7 +231,7 @@ def test_labels_of_the_blueprint_worth_figure_equal_its_table(drawn):
         assert f"{row[4]} kept, {row[5]} pruned" in shown
 
 
-def test_metric_outside_its_normal_range_is_shown_with_the_limit(tmp_path):
+def test_chart_of_ppo_metrics_shows_the_exceeded_limit_of_a_metric_outside_its_normal_range(tmp_path):
     rows = made_run.training_rows(iterations=1, envs=1, horizon=2)
     for row in rows:
         if isinstance(row, UpdateRow):
@@ -251,7 +251,7 @@ def test_metric_outside_its_normal_range_is_shown_with_the_limit(tmp_path):
 
 
 def bars(picture: Picture) -> list[tuple[float, float, str]]:
-    """Return the left edge, right edge and stage of every bar in a timeline figure of slots."""
+    """Return the left edge, right edge and stage of every bar in a timeline chart of slots."""
     rects = ElementTree.fromstring(picture.svg).iter(f"{SVG}rect")
     found = [rect for rect in rects if rect.find(f"{SVG}title") is not None]
     return [
@@ -261,7 +261,7 @@ def bars(picture: Picture) -> list[tuple[float, float, str]]:
 
 
 def hand_made(tmp_path: Path, *, full: bool) -> Picture:
-    """Return a figure of one seed: TRAINING from epoch 0, BLENDING (alpha 0.5) from 2, FOSSILIZED from 4."""
+    """Return the slot timeline of a seed that trains from epoch 0, blends from 2 and is a fossil from 4."""
 
     def seed(epoch: int, stage: Stage, alpha: float) -> SeedRow:
         return replace(fake_run.seed_row(0, 4), epoch=epoch, stage=stage, alpha=alpha)
@@ -296,7 +296,7 @@ def test_bars_of_a_slot_timeline_cover_exactly_the_epochs_of_each_stage(tmp_path
 
 
 def filled(picture: Picture, stage: str) -> list[float]:
-    """Return the y coordinates of the edges of the filled part of a stage's bar in a figure."""
+    """Return the y coordinates of the edges of the filled part of a stage's bar in a slot timeline."""
     paths = [
         path.get("d")
         for path in ElementTree.fromstring(picture.svg).iter(f"{SVG}path")
@@ -306,16 +306,17 @@ def filled(picture: Picture, stage: str) -> list[float]:
     return [float(height) for height in re.findall(r"V(-?[\d.]+)", commands)]
 
 
-def test_filled_height_of_a_bar_in_a_slot_timeline_is_alpha(tmp_path):
+def test_bar_of_a_slot_timeline_is_filled_in_proportion_to_alpha(tmp_path):
     picture = hand_made(tmp_path, full=True)
 
-    # A bar of the figure is 25 units high with its base at y = 223, so alpha 0.5 is filled up to y = 210.5.
+    # A bar of the chart is 25 units high with its base at y = 223, so at alpha 0.5 it is filled up to y =
+    # 210.5.
     assert filled(picture, "training") == [223.0, 223.0]
     assert filled(picture, "blending") == [210.5, 223.0]
     assert filled(picture, "fossilized") == [198.0, 223.0]
 
 
-def test_bars_of_a_slot_timeline_are_full_if_alpha_was_not_recorded(tmp_path):
+def test_bars_of_a_slot_timeline_are_fully_filled_if_alpha_was_not_recorded(tmp_path):
     picture = hand_made(tmp_path, full=False)
 
     assert filled(picture, "training") == filled(picture, "blending") == [198.0, 223.0]

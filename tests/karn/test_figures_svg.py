@@ -13,7 +13,9 @@ from esper.leyline import OP_NAMES
 
 numbers = st.floats(-1e9, 1e9, allow_nan=False)
 texts = st.lists(st.integers(0, 0x10FFFF).map(chr)).map("".join)
-"""Hypothesis strategy for arbitrary texts; the default alphabet of hypothesis takes seconds to build."""
+"""Hypothesis strategy for arbitrary texts, used because hypothesis takes seconds to build its default
+alphabet.
+"""
 
 
 @settings(max_examples=30)
@@ -49,7 +51,7 @@ def test_svg_curve_has_gaps_at_unknown_points_and_a_dot_for_an_isolated_point():
     assert drawn == '<path d="M0 1L1 2M5 5L6 6" class="line"/><path d="M3 4h0" class="dot small"/>'
 
 
-def test_svg_paths_of_step_curves_and_quantile_bands_and_text_truncation():
+def test_svg_step_curve_and_quantile_band_and_shortened_text_equal_values_derived_by_hand():
     # In a step curve, each horizontal segment has the height of its right end point.
     assert svg.steps(0, [(10, 5), (20, 7)]) == "M0 5V5H10V7H20"
     # A quantile band with a single point is widened to be visible.
@@ -66,7 +68,7 @@ def test_axis_scale_is_linear_and_maps_an_empty_range_to_the_middle():
 
 
 @given(low=numbers, span=st.floats(1e-6, 1e9), most=st.integers(1, 9), whole=st.booleans())
-def test_axis_ticks_are_few_and_within_the_range_of_the_axis(low, span, most, whole):
+def test_axis_ticks_are_at_most_the_given_number_and_within_the_range_of_the_axis(low, span, most, whole):
     found = ticks(low, low + span, most, whole=whole)
     margin = 1e-6 * (abs(low) + span)
 
@@ -86,7 +88,9 @@ def test_axis_ticks_are_few_and_within_the_range_of_the_axis(low, span, most, wh
         (-1, 1, 5, ["-1.0", "-0.5", "0.0", "0.5", "1.0"]),
     ],
 )
-def test_axis_tick_labels_have_as_many_decimals_as_needed(low, high, most, texts):
+def test_labels_of_axis_ticks_have_as_many_decimals_as_the_distance_between_the_ticks_needs(
+    low, high, most, texts
+):
     assert list(tick_texts(ticks(low, high, most)).values()) == texts
 
 
@@ -100,16 +104,16 @@ def test_axis_range_contains_all_plotted_values(values):
 
 
 @given(st.lists(st.floats(0, 300), max_size=8))
-def test_moved_axis_labels_keep_their_order_and_a_minimum_distance(heights):
+def test_labels_of_curves_are_moved_to_a_minimum_distance_in_unchanged_order(heights):
     placed = apart(heights, 10)
     order = sorted(range(len(heights)), key=lambda index: heights[index])
 
     assert all(placed[b] - placed[a] > 10 - 1e-9 for a, b in itertools.pairwise(order))
-    # Axis labels with enough distance between them do not move.
+    # Labels with enough distance between them do not move.
     assert apart([50, 10, 90]) == [50, 10, 90]
 
 
-def test_stacked_bars_put_positive_parts_above_and_negative_parts_below_zero():
+def test_stacked_bars_put_positive_values_above_and_negative_values_below_zero():
     assert stack([1.0, -2.0, None, 3.0, -1.0]) == [(0, 1), (0, -2), (1, 1), (1, 4), (-2, -3)]
 
 

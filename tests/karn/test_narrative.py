@@ -1,4 +1,4 @@
-"""Text summaries of short episodes; each expected sentence is derived by hand from a few telemetry rows."""
+"""Narratives (text summaries) of episodes; expected sentences are derived by hand from telemetry rows."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ def sentences(*rows: Row) -> list[str]:
     return [str(note) for note in narrate(RUN, rows)]
 
 
-def test_sentence_about_a_seed_names_its_outcome_and_the_policy_probabilities() -> None:
+def test_narrative_sentence_about_a_seed_has_its_final_state_and_the_policy_probabilities() -> None:
     rows = (
         decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.09, 0.83, 0.05, 0.0, 0.03, 0.0]),
         germination(4),
@@ -65,7 +65,7 @@ def test_sentence_about_a_seed_names_its_outcome_and_the_policy_probabilities() 
     ]
 
 
-def test_seed_contribution_of_zero_is_shown_as_zero_and_not_as_unknown() -> None:
+def test_narrative_shows_a_contribution_of_zero_as_zero_and_not_as_unknown() -> None:
     (sentence,) = sentences(germination(2), measured(5, 0.0, 0.0))
     assert "contribution +0.0 ± 0.0 points" in sentence
 
@@ -93,13 +93,15 @@ def test_seed_contribution_of_zero_is_shown_as_zero_and_not_as_unknown() -> None
         (move(4, Stage.DORMANT, Stage.GERMINATED), "still germinated after 4", Stage.GERMINATED),
     ],
 )
-def test_each_final_state_of_a_seed_has_a_different_text(last: TransitionRow, end: str, stage: Stage) -> None:
+def test_narrative_has_a_different_text_for_each_final_state_of_a_seed(
+    last: TransitionRow, end: str, stage: Stage
+) -> None:
     (note,) = narrate(RUN, [germination(), last])
     assert str(note) == f"epoch 4: conv_light germinated in r0c1; contribution –; {end}"
     assert note.stage is stage
 
 
-def test_refused_action_names_the_gate_and_the_failed_checks() -> None:
+def test_narrative_sentence_about_a_refused_action_has_the_gate_and_the_failed_checks() -> None:
     row = decision(
         8,
         LifecycleOp.GERMINATE,
@@ -116,7 +118,7 @@ def test_refused_action_names_the_gate_and_the_failed_checks() -> None:
     ]
 
 
-def test_refused_policy_action_is_not_confused_with_a_user_action_in_the_same_step() -> None:
+def test_narrative_has_separate_sentences_for_a_refused_policy_action_and_a_user_action_in_one_step() -> None:
     germinate = decision(4, LifecycleOp.GERMINATE, 1, op_probs=[0.2, 0.8, 0, 0, 0, 0])
     fossilize = decision(11, LifecycleOp.FOSSILIZE, 1, op_probs=[0.1, 0, 0, 0, 0.9, 0])
     rows = (
@@ -132,7 +134,7 @@ def test_refused_policy_action_is_not_confused_with_a_user_action_in_the_same_st
     ]
 
 
-def test_sentence_about_a_decision_names_the_seed_in_the_slot_at_that_epoch() -> None:
+def test_narrative_sentence_about_a_decision_names_the_blueprint_that_was_in_the_slot_at_that_epoch() -> None:
     rows = (
         germination(1),
         move(5, Stage.BLENDING, Stage.PRUNED, cause="policy", reason="pruned"),
@@ -186,7 +188,7 @@ def test_narrative_of_an_episode_without_events_is_empty() -> None:
         ([0.0, None, 0.0, 0.0, 0.0, 0.25], " (policy –, next best ADVANCE 0.25)"),
     ],
 )
-def test_narrative_contains_only_known_policy_probabilities(
+def test_narrative_shows_a_dash_for_one_unknown_policy_probability_and_nothing_if_all_are_unknown(
     probabilities: list[float | None] | None, words: str
 ) -> None:
     assert policy_output(decision(1, LifecycleOp.GERMINATE, op_probs=probabilities), RUN) == words

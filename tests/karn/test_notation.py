@@ -34,7 +34,7 @@ from esper.karn import notation
         (notation.significant(0.05), "0.05"),
         (notation.clock(0), "0:00:00"),
         (notation.clock(3725.9), "1:02:05"),
-        # Formatted None is a dash, never 0.
+        # The value None is formatted as a dash, never as 0.
         (notation.points(None), "–"),
         (notation.gain(notation.difference(1.0, None)), "–"),
         (notation.count(None), "–"),
@@ -48,7 +48,7 @@ from esper.karn import notation
         (notation.significant(None), "–"),
     ],
 )
-def test_numbers_are_formatted_with_units_and_none_as_a_dash(shown, expected):
+def test_numbers_are_formatted_with_their_unit_and_none_is_formatted_as_a_dash(shown, expected):
     assert shown == expected
 
 
@@ -57,8 +57,8 @@ def test_long_series_is_shortened_by_averaging_neighbouring_values():
     assert notation.condense([1.0, None], 3) == [1.0, None]
 
 
-def test_sparkline_is_scaled_to_its_values_unless_a_range_is_given():
-    # A sparkline has eight block heights; unknown values are gaps, and a constant series has the lowest
+def test_sparkline_heights_are_scaled_to_the_given_range_or_else_to_the_range_of_the_values():
+    # A sparkline has blocks of eight heights; unknown values are gaps, and a constant series has the lowest
     # block.
     assert notation.trend([0, 10, 20, None, 60, 70], 6) == "▁▂▃ ▇█"
     assert notation.trend([5.0, 5.0], 2) == "▁▁"

@@ -55,7 +55,7 @@ def opacity_of(look: str) -> float:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_lines_and_texts_of_figures_have_enough_contrast_with_the_background(theme):
+def test_lines_and_texts_of_charts_have_enough_contrast_with_the_background(theme):
     inks = {name: colour(text) for name, text in INKS[theme].items()}
 
     assert contrast(inks["ink"], inks["paper"]) >= 7
@@ -64,7 +64,7 @@ def test_lines_and_texts_of_figures_have_enough_contrast_with_the_background(the
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_line_of_the_twin_has_enough_contrast_with_background_and_quantile_bands(theme):
+def test_line_of_twin_scores_in_charts_has_enough_contrast_with_background_and_quantile_bands(theme):
     inks = {name: colour(text) for name, text in INKS[theme].items()}
     outer = mixed(inks["ink"], inks["paper"], opacity_of("fan"))
     inner = mixed(inks["ink"], outer, opacity_of("fan.inner"))
@@ -73,5 +73,5 @@ def test_line_of_the_twin_has_enough_contrast_with_background_and_quantile_bands
         assert contrast(inks["twin"], ground) >= 3
     (twin,) = re.findall(r"\.esper \.twin\{([^}]*)\}", STYLE)
     assert twin.startswith("stroke:var(--twin);stroke-width:2;")
-    # The line of the twin is equally thick in narrow and wide figures.
+    # The line of twin scores is equally thick in narrow and wide charts.
     assert "vector-effect:non-scaling-stroke" in twin

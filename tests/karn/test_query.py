@@ -10,7 +10,7 @@ from tests.karn import fake_run, made_run
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    """Return the directory of a run with three epochs."""
+    """Return the directory of a run with the rows of three epochs."""
     made_run.write(tmp_path / "run", map(fake_run.epoch_row, range(3)))
     whole = lines(tmp_path / "run").read_bytes()
     lines(tmp_path / "run").write_bytes(whole[: whole.index(b'{"table":"resource"')])
@@ -21,14 +21,14 @@ def lines(run: Path, number: int = 0) -> Path:
     return run / "telemetry" / f"rows-{number:05}.jsonl"
 
 
-def test_rows_are_read_oldest_first_and_a_table_without_rows_is_empty(run):
+def test_telemetry_rows_are_read_oldest_first_and_a_table_without_rows_is_empty(run):
     assert [row.epoch for row in read_rows(run, EpochRow)] == [0, 1, 2]
     assert read_rows(run, SeedRow) == []
 
 
 @pytest.mark.parametrize("cut", [1, 2, 40, 200])
 def test_incomplete_last_line_of_a_telemetry_file_is_ignored(run, cut):
-    # Truncating one byte removes the newline, and readers ignore a last line without newline.
+    # Removing the last byte of the file removes the newline; readers ignore a last line without newline.
     lines(run).write_bytes(lines(run).read_bytes()[:-cut])
 
     assert [row.epoch for row in read_rows(run, EpochRow)] == [0, 1]
@@ -54,7 +54,7 @@ def test_null_in_a_required_column_of_a_telemetry_row_is_an_error(run):
     lines(run).write_bytes(lines(run).read_bytes().replace(b'"ms":15.0', b'"ms":null'))
 
     with pytest.raises(
-        EsperError, match=r"row 1 of table 'epoch' is not one: Expected `float`, got `null` - at `\$\.ms`"
+        EsperError, match=r"line 1, is not a row of table 'epoch': Expected `float`, got `null` - at `\$\.ms`"
     ):
         read_rows(run, EpochRow)
 

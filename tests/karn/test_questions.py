@@ -67,7 +67,7 @@ def test_unfinished_episode_is_listed_with_its_last_score(tmp_path):
     assert episode == (EpisodeKey(0, 0), None, last.val_score)
 
 
-def test_episode_shown_by_default_is_the_best_of_a_training_and_the_last_of_a_run(
+def test_episode_shown_by_default_is_the_best_of_a_policy_training_or_the_last_of_any_other_run(
     training, training_rows, tmp_path
 ):
     best = max(of_type(training_rows, EpisodeRow), key=lambda row: row.val_score)
@@ -88,7 +88,7 @@ def test_episodes_selected_for_a_report_are_best_median_and_worst(training, trai
     assert set(notable_episodes(two)) == {"best", "worst"}
 
 
-def test_repeated_episode_has_the_iteration_of_the_failed_episode(tmp_path):
+def test_second_attempt_of_an_episode_has_the_iteration_of_the_first_attempt(tmp_path):
     rows = [
         replace(row, attempt=1)
         if getattr(row, "env", None) == 1 and getattr(row, "episode", None) == 1
@@ -105,7 +105,9 @@ def test_repeated_episode_has_the_iteration_of_the_failed_episode(tmp_path):
 # --- progress ---------------------------------------------------------------------------------------
 
 
-def test_progress_counts_iterations_of_a_training_and_epochs_of_a_run(training, tmp_path):
+def test_progress_is_counted_in_iterations_for_a_policy_training_and_in_epochs_for_other_runs(
+    training, tmp_path
+):
     trained = progress(training)
     grown = progress(opened(tmp_path, made_run.run_rows(horizon=7)))
 
@@ -128,7 +130,7 @@ def test_remaining_time_is_known_only_while_the_run_is_in_progress(tmp_path):
     assert running.steps_per_second == pytest.approx(5 / running.seconds)
 
 
-def test_progress_of_a_run_without_rows_is_zero(tmp_path):
+def test_progress_of_a_run_without_epoch_rows_is_zero(tmp_path):
     found = progress(opened(tmp_path, [made_run.run_row()]))
 
     assert (found.done, found.share) == (0, 0.0)
@@ -138,7 +140,7 @@ def test_progress_of_a_run_without_rows_is_zero(tmp_path):
 # --- growth -----------------------------------------------------------------------------------------
 
 
-def test_growth_series_of_a_training_has_score_quantiles_per_iteration(training, training_rows):
+def test_score_series_of_a_policy_training_has_score_quantiles_per_iteration(training, training_rows):
     found = growth(training)
 
     assert (found.axis, found.end, found.bins) == ("iteration", 3, ((1, 1), (2, 2), (3, 3)))
@@ -155,7 +157,7 @@ def test_growth_series_of_a_training_has_score_quantiles_per_iteration(training,
         assert point["episodes"] == 5
 
 
-def test_iterations_of_a_long_training_are_averaged_in_bins(tmp_path):
+def test_series_of_a_policy_training_with_450_iterations_are_averaged_in_bins_of_3_iterations(tmp_path):
     rows = made_run.training_rows(iterations=450, envs=1, horizon=1, slots=1)
     run = opened(tmp_path, rows)
 
@@ -176,7 +178,7 @@ def test_iterations_of_a_long_training_are_averaged_in_bins(tmp_path):
 # --- policy -----------------------------------------------------------------------------------------
 
 
-def test_improvement_series_has_quartiles_of_the_episode_returns(training, training_rows):
+def test_return_series_of_a_policy_training_has_quartiles_of_the_episode_returns(training, training_rows):
     found = improvement(training)
     updates = of_type(training_rows, UpdateRow)
 
@@ -193,7 +195,7 @@ def test_policy_statistics_are_none_for_a_run_without_policy_training(tmp_path):
     assert [question(run) for question in (improvement, health, heads, reward, honesty)] == [None] * 5
 
 
-def test_metrics_with_a_normal_range_are_shown_with_their_limits(training, training_rows):
+def test_policy_metrics_have_the_limits_of_their_normal_range(training, training_rows):
     found = health(training)
     bands = {metric.name: (metric.low, metric.high) for metric in found.metrics}
 
@@ -206,11 +208,11 @@ def test_metrics_with_a_normal_range_are_shown_with_their_limits(training, train
 @pytest.mark.parametrize(
     ("value", "limit"), [(0.05, "< 0.1"), (0.1, ""), (0.3, ""), (0.31, "> 0.3"), (None, "")]
 )
-def test_metric_equal_to_a_limit_is_within_its_normal_range(value, limit):
+def test_metric_equal_to_a_limit_of_its_normal_range_is_within_the_range(value, limit):
     assert beyond(value, 0.1, 0.3) == limit
 
 
-def test_entropy_of_a_head_with_one_legal_action_is_unknown_and_not_zero(training, training_rows):
+def test_entropy_of_an_action_head_with_one_legal_value_is_unknown_and_not_zero(training, training_rows):
     found = heads(training)
     updates = of_type(training_rows, UpdateRow)
 
@@ -220,7 +222,7 @@ def test_entropy_of_a_head_with_one_legal_action_is_unknown_and_not_zero(trainin
     assert entropies == [row.head_entropy for row in updates]
 
 
-def test_action_shares_count_every_decision_of_an_iteration(training, training_rows):
+def test_shares_of_ops_are_computed_over_all_decisions_of_an_iteration(training, training_rows):
     found = choices(training)
     for number in range(3):
         point = {name: values[number] for name, values in found.values.items()}
@@ -234,7 +236,7 @@ def test_action_shares_count_every_decision_of_an_iteration(training, training_r
         assert point["failed"] == pytest.approx(sum(not row.succeeded for row in rows) / 60)
 
 
-def test_decisions_of_a_run_are_plotted_at_the_epoch_that_follows_them(tmp_path):
+def test_chart_of_ops_shows_a_decision_of_a_run_at_the_epoch_that_follows_the_decision(tmp_path):
     rows = made_run.run_rows(horizon=4)
     found = choices(opened(tmp_path, rows))
 
@@ -243,7 +245,7 @@ def test_decisions_of_a_run_are_plotted_at_the_epoch_that_follows_them(tmp_path)
     assert [found[op][at] for at, op in enumerate(chosen)] == [1.0] * 4
 
 
-def test_action_shares_without_decision_rows_have_only_op_shares(tmp_path):
+def test_without_decision_rows_shares_of_ops_are_known_but_shares_of_forced_decisions_are_unknown(tmp_path):
     rows = made_run.training_rows(iterations=2, envs=3, horizon=4)
     counts = of_type(rows, EpisodeRow)[:3]
     found = choices(opened(tmp_path, [row for row in rows if not isinstance(row, DecisionRow)]))
@@ -256,7 +258,7 @@ def test_action_shares_without_decision_rows_have_only_op_shares(tmp_path):
 # --- other questions --------------------------------------------------------------------------------
 
 
-def test_phase_times_are_read_from_updates_of_a_training_and_epochs_of_a_run(
+def test_phase_times_come_from_update_rows_in_a_policy_training_and_from_epoch_rows_in_other_runs(
     training, training_rows, tmp_path
 ):
     rows = made_run.run_rows(horizon=4)
@@ -280,9 +282,9 @@ def configurations(scores: dict[tuple[bool, ...], float], epoch: int = 5) -> lis
     ]
 
 
-def test_slot_interactions_use_the_last_epoch_with_counterfactual_scores(tmp_path):
+def test_slot_interactions_are_computed_from_the_last_epoch_with_counterfactual_scores(tmp_path):
     earlier = configurations({(False, True, False): 1.0, (True, True, False): 2.0}, epoch=4)
-    # The second slot is on in every measured configuration, so no effect of the slot is known.
+    # In the last epoch the second seed is on in every configuration, so its interactions are unknown.
     last = configurations(
         {
             (False, True, False): 10.0,
@@ -295,12 +297,12 @@ def test_slot_interactions_use_the_last_epoch_with_counterfactual_scores(tmp_pat
     found = interactions(opened(tmp_path, [*rows, *earlier, *last]))
 
     assert (found.epoch, found.slots, found.score) == (5, ("r0c0", "r0c2"), 60.0)
-    # Slot effects: 60 − 20 = 40 for the first slot, 60 − 30 = 30 for the second slot, and 60 − 20 − 30 + 10 =
+    # Score effects: 60 − 20 = 40 for the first slot, 60 − 30 = 30 for the third slot, and 60 − 20 − 30 + 10 =
     # 20 for the interaction of the two slots.
     assert found.matrix == ((40.0, 20.0), (20.0, 30.0))
 
 
-def test_slot_interaction_is_unknown_if_a_configuration_was_not_scored(tmp_path):
+def test_interaction_of_two_slots_is_unknown_if_their_joint_configuration_was_not_scored(tmp_path):
     last = configurations({(True, False, True): 1.0, (False, True, True): 2.0, (True, True, True): 5.0})
     rows = [made_run.run_row(horizon=5), *made_run.Episode(0, 0, 3, 5, random.Random(0), full=False).live()]
     found = interactions(opened(tmp_path, [*rows, *last]))
@@ -308,7 +310,7 @@ def test_slot_interaction_is_unknown_if_a_configuration_was_not_scored(tmp_path)
     assert found.matrix == ((3.0, None), (None, 4.0))
 
 
-def test_result_counts_each_flop_once_and_uses_the_last_iteration_of_a_training(
+def test_result_of_a_policy_training_averages_scores_parameters_and_flops_over_its_last_iteration(
     training, training_rows, tmp_path
 ):
     single = opened(tmp_path, made_run.run_rows(horizon=3))
@@ -323,11 +325,11 @@ def test_result_counts_each_flop_once_and_uses_the_last_iteration_of_a_training(
     assert trained.flops.mean == np.mean([3_000_000 * row.params for row in last])
 
 
-def test_comparison_of_results_omits_runs_without_a_finished_episode(tmp_path):
+def test_comparison_of_runs_omits_a_run_without_a_finished_episode(tmp_path):
     assert verdict({"empty": opened(tmp_path, [made_run.run_row()])}) == {}
 
 
-def test_configuration_differences_contain_only_keys_with_different_values(tmp_path):
+def test_configuration_differences_of_two_runs_contain_only_keys_with_different_values(tmp_path):
     first, second = made_run.run_row(), made_run.run_row()
     config = {"episodes": 1, "nested": {"rate": 0.25, "new": True}}
     change(second, config=config, versions={"python": "3.12"})

@@ -16,7 +16,7 @@ def alerts_of(tmp_path: Path, rows: Sequence[Row], *, iterations: int | None = 2
     return alerts(open_run(made_run.write(tmp_path / "run", [first, *rows])))
 
 
-def test_alert_lasts_from_raised_to_cleared_and_is_open_until_cleared(tmp_path):
+def test_alert_lasts_from_the_iteration_that_raised_it_to_the_iteration_that_cleared_it(tmp_path):
     rows = [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7)]
     found = alerts_of(tmp_path / "cleared", rows)
 
@@ -28,14 +28,14 @@ def test_alert_lasts_from_raised_to_cleared_and_is_open_until_cleared(tmp_path):
     assert found.open == 1
 
 
-def test_alert_of_an_episode_ends_with_the_iteration_of_the_episode(tmp_path):
+def test_alert_about_an_episode_ends_with_the_training_iteration_of_the_episode(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=2, episode=4, attempt=0, iteration=5, epoch=9)])
 
     assert found.lines[0].spans == (AlertSpan(5, 5),)
     assert found.open == 0
 
 
-def test_alerts_of_one_rule_with_different_scopes_share_a_line_of_the_figure(tmp_path):
+def test_alerts_of_one_rule_share_a_line_of_the_alert_chart_even_for_different_action_heads(tmp_path):
     rows = [
         alert_row("entropy", scope="op", iteration=2),
         alert_row("entropy", scope="slot", iteration=4),
@@ -52,7 +52,7 @@ def test_alerts_of_one_rule_with_different_scopes_share_a_line_of_the_figure(tmp
     assert found.lines[0].times == 2
 
 
-def test_alert_spans_with_a_common_iteration_are_merged_and_adjacent_spans_are_not(tmp_path):
+def test_alert_intervals_of_one_rule_are_merged_if_they_share_an_iteration_but_not_if_adjacent(tmp_path):
     rows = [
         alert_row("entropy", scope="op", iteration=2),
         alert_row("entropy", "cleared", scope="op", iteration=6),
@@ -64,13 +64,13 @@ def test_alert_spans_with_a_common_iteration_are_merged_and_adjacent_spans_are_n
     assert alerts_of(tmp_path, rows).lines[0].spans == (AlertSpan(2, 9), AlertSpan(10, None))
 
 
-def test_alerts_of_a_run_are_plotted_by_epoch(tmp_path):
+def test_alerts_of_a_run_without_policy_training_are_plotted_by_epoch(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=0, episode=0, epoch=4)], iterations=None)
 
     assert (found.axis, found.lines[0].spans) == ("epoch", (AlertSpan(4, None),))
 
 
-def test_alert_without_iteration_or_episode_is_plotted_by_its_time(tmp_path):
+def test_alert_without_iteration_is_plotted_at_the_iteration_during_which_it_was_written(tmp_path):
     rows = made_run.training_rows(iterations=3, envs=1, horizon=2)
     found = alerts(open_run(made_run.write(tmp_path / "run", [*rows, alert_row("disk")])))
 
@@ -84,15 +84,16 @@ def test_alert_rule_is_shown_with_the_worst_severity_of_its_alerts(tmp_path):
     assert alerts_of(tmp_path, [mild, bad]).lines[0].severity == "error"
 
 
-def test_long_table_of_alerts_is_truncated_with_a_note(tmp_path):
+def test_long_table_of_alerts_is_truncated_and_the_number_of_omitted_alerts_is_kept(tmp_path):
     rows = [alert_row("kl", scope=f"thing {index}", iteration=1) for index in range(MOST_ENTRIES + 7)]
     found = alerts_of(tmp_path, rows)
 
     assert (len(found.entries), found.left_out, found.lines[0].times) == (MOST_ENTRIES, 7, MOST_ENTRIES + 7)
 
 
-def test_order_of_simultaneous_alerts_does_not_depend_on_writing_order(tmp_path):
-    """Alerts are sorted by rule and scope; an alert of several environments has the value of the last."""
+def test_order_of_simultaneous_alerts_does_not_depend_on_the_order_of_their_rows(tmp_path):
+    """Expect alerts sorted by rule, then by scope, each with the value of environment 2, the last to raise
+    it."""
     rows = [
         replace(alert_row(rule, scope=scope, env=env, episode=0, iteration=1), value=float(env))
         for rule, scope in (("kl", "policy"), ("collapse", "twin"), ("collapse", "host"))

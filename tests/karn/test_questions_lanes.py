@@ -33,7 +33,7 @@ def stages_by_epoch(rows: Sequence[Row], slot: int, last: int) -> list[Stage]:
 
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10_000), horizon=st.integers(1, 40), slots=st.integers(1, 8), full=st.booleans())
-def test_slot_timeline_has_the_stages_events_and_alphas_of_the_telemetry_rows(
+def test_slot_timeline_has_the_stages_transitions_and_alphas_of_the_telemetry_rows(
     seed, horizon, slots, full, tmp_path_factory
 ):
     rows = made_run.run_rows(horizon=horizon, slots=slots, seed=seed, full=full)
@@ -45,7 +45,7 @@ def test_slot_timeline_has_the_stages_events_and_alphas_of_the_telemetry_rows(
         for span in lane.spans:
             assert len(span.alphas) == span.end - span.start > 0
             for epoch, alpha in zip(range(span.start, span.end), span.alphas, strict=True):
-                # Stage spans of one slot do not overlap.
+                # The time spans of two stages of one slot do not overlap.
                 assert drawn[epoch] is Stage.DORMANT
                 drawn[epoch] = span.stage
                 alphas[epoch] = alpha

@@ -28,7 +28,7 @@ def seeds_of(rows: Sequence[Row]) -> dict[tuple[int, int, int], list[TransitionR
     return found
 
 
-def test_stage_counts_contain_every_seed_once_per_stage_reached(training, training_rows):
+def test_number_of_seeds_per_stage_counts_each_seed_once_in_every_stage_it_reached(training, training_rows):
     reached: dict[str, Counter[Stage]] = {}
     for moves in seeds_of(training_rows).values():
         counter = reached.setdefault(BLUEPRINT_IDS[moves[0].blueprint], Counter())
@@ -69,7 +69,7 @@ def test_mean_contribution_of_a_blueprint_uses_the_last_measurement_of_every_see
             assert one.per_thousand == pytest.approx(1000 * sum(points) / sum(row.params for row in rows))
 
 
-def test_mean_contribution_over_a_single_seed_has_the_error_of_its_measurement(tmp_path):
+def test_mean_contribution_over_a_single_seed_has_the_standard_error_of_that_seeds_measurement(tmp_path):
     rows = made_run.run_rows(horizon=12, slots=1, seed=4)
     measured = [row for row in of_type(rows, SeedRow) if row.contribution is not None][-1]
     rows = [row for row in rows if getattr(row, "seed", measured.seed) in (measured.seed, -1)]
@@ -94,7 +94,7 @@ def test_blueprint_statistics_are_none_if_no_seed_germinated(tmp_path):
 # --- reward -----------------------------------------------------------------------------------------
 
 
-def test_reward_terms_equal_the_reward_terms_of_the_update_rows(training, training_rows):
+def test_reward_series_has_the_reward_terms_of_the_update_rows_and_their_sum(training, training_rows):
     found = reward(training)
 
     for at, update in enumerate(of_type(training_rows, UpdateRow)):
@@ -123,21 +123,21 @@ def rewarded_episodes(tmp_path: Path, pairs: Sequence[tuple[float, float]], twin
     [
         ([(1, 10), (2, 20), (9, 21)], 1.0),
         ([(1, 30), (2, 20), (3, 10)], -1.0),
-        # Rank correlation of the ranks 1.5 1.5 3 4 and 2 3 4 1: covariance sum −1.5 divided by √(4.5 · 5),
-        # the root of the product of the sums of squares.
+        # The ranks 1.5 1.5 3 4 and 2 3 4 1 have rank correlation −1.5 / √(4.5 · 5): sum of products of
+        # deviations, divided by the root of the product of the sums of squares.
         ([(1, 10), (1, 20), (2, 30), (3, 5)], -1.5 / (4.5 * 5) ** 0.5),
         ([(1, 10), (2, 10), (3, 10)], None),
         ([(1, 10), (2, 20)], None),
     ],
 )
-def test_rank_correlation_with_ties_equals_a_value_derived_by_hand(tmp_path, pairs, expected):
+def test_rank_correlation_of_return_and_score_equals_a_value_derived_by_hand(tmp_path, pairs, expected):
     found = honesty(rewarded_episodes(tmp_path, pairs))
 
     assert found.rank_correlation == (None if expected is None else pytest.approx(expected))
     assert [(group.median_return, group.median) for group in found.groups] == sorted(pairs)
 
 
-def test_many_episodes_are_merged_into_bins_by_return(tmp_path):
+def test_chart_of_return_and_score_merges_more_than_160_episodes_into_bins_by_return(tmp_path):
     pairs = [(0.01 * index, float(index % 90)) for index in range(MOST_EPISODES + 40)]
     found = honesty(rewarded_episodes(tmp_path, pairs))
 

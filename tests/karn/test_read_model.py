@@ -1,4 +1,4 @@
-"""Terminal, list of runs, web page, report, figures and alerts show the same numbers for a run."""
+"""Terminal, list of runs, web page, report, charts and alerts show the same numbers for a run."""
 
 import io
 import json
@@ -21,7 +21,7 @@ from esper.karn.questions.overview import done_text, overview, progress
 from esper.karn.questions.policy_health import health
 from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
-from esper.karn.runs import listed, table_of
+from esper.karn.runs import list_lines, listed
 from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow
@@ -37,7 +37,7 @@ ITERATIONS = 2
 SCORES, TWINS = (20.0, 21.0, 61.0, 9.0), (10.0, 11.0, 33.0, 2.0)
 """Validation scores and twin scores by environment; the episode of the last environment was ended early.
 
-Without the last environment, the mean score is 34 and the mean twin score 18 (medians: 21 and 11).
+Over the first three environments the mean score is 34 and the mean twin score 18 (medians: 21 and 11).
 """
 
 
@@ -86,8 +86,8 @@ def screen_of(directory: Path) -> str:
     """Return the text of a run's terminal screen, followed by its row in the output of ``esper runs``."""
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(screen(open_run(directory), 100))
-    console.print(table_of([listed(directory)]))
-    return " ".join(console.export_text().split())
+    lines = [console.export_text(), *list_lines([listed(directory)], width=0)]
+    return " ".join(" ".join(lines).split())
 
 
 def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
@@ -99,8 +99,8 @@ def listed_for_machines(directory: Path, capsys: pytest.CaptureFixture[str]) -> 
 # --- progress ---------------------------------------------------------------------------------------
 
 
-def test_progress_of_a_run_with_two_episodes_counts_all_epochs(tmp_path, capsys):
-    """Four of 16 epochs took ten seconds, so the speed is 0.4 steps/s and the remaining time 30 seconds."""
+def test_progress_of_a_run_with_two_episodes_is_counted_in_epochs_of_both_episodes(tmp_path, capsys):
+    """Expect 0.4 steps/s and 30 s remaining, because 4 of 16 steps (epochs) took ten seconds."""
     row = replace(made_run.run_row(horizon=8), config={"episodes": 2})
     going = made_run.Episode(0, 0, 3, 8, random.Random(1)).live(epochs=4)
     with running(tmp_path / "run", [row, *going]) as run:
@@ -116,8 +116,8 @@ def test_progress_of_a_run_with_two_episodes_counts_all_epochs(tmp_path, capsys)
         assert (machine["done"], machine["total"], machine["seconds_left"]) == (4, 16, pytest.approx(30.0))
 
 
-def test_progress_of_a_training_counts_iterations(tmp_path):
-    """Three of 5 iterations of 4 seconds each remain: 12 seconds; 40 epochs in ten seconds are 4 steps/s."""
+def test_progress_of_a_policy_training_is_counted_in_iterations(tmp_path):
+    """Three of 5 iterations remain and take 4 seconds each; 40 epochs in ten seconds are 4 steps/s."""
     rows = list(training())
     rows[0] = replace(rows[0], iterations=5)
     with running(tmp_path / "run", rows) as run:
@@ -157,8 +157,8 @@ def test_score_of_an_iteration_is_the_mean_over_episodes_that_reached_the_horizo
     assert "One episode of iteration 2 broke down and is not counted." in conclude(run).sentences
 
 
-def test_unknown_values_are_dashes_on_terminal_page_and_report(tmp_path):
-    """No episode of the last training iteration reached its horizon, and one setting has no value."""
+def test_unknown_scores_and_settings_are_shown_as_dashes_on_web_page_and_report(tmp_path):
+    """Use a training with a null setting, in which no episode of the last iteration reached its horizon."""
     rows = [replace(row, ended_by="governor") if isinstance(row, EpisodeRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"gamma": None})
     made_run.write(tmp_path / "run", rows)
@@ -172,8 +172,8 @@ def test_unknown_values_are_dashes_on_terminal_page_and_report(tmp_path):
         figure.answer(open_run(tmp_path / "run"))
 
 
-def test_unfinished_iteration_does_not_change_the_result_of_a_killed_training(run, tmp_path):
-    """In the unfinished third iteration, two episodes have ended and a third episode has started."""
+def test_unfinished_iteration_does_not_change_the_scores_shown_for_a_killed_training(run, tmp_path):
+    """Use a killed training whose third iteration has two finished episodes and an unfinished one."""
     rows = list(training())
     rows[0] = replace(rows[0], iterations=ITERATIONS + 1)
     for env, epochs in ((0, None), (1, None), (2, 2)):
@@ -186,7 +186,7 @@ def test_unfinished_iteration_does_not_change_the_result_of_a_killed_training(ru
     assert (overview(killed).score, done_text(progress(killed))) == (34.0, "iteration 2/3")
 
 
-def test_training_killed_in_its_first_iteration_has_no_result(tmp_path):
+def test_report_of_a_training_killed_in_its_first_iteration_states_that_there_is_no_result(tmp_path):
     rows = [row for row in training() if getattr(row, "iteration", 1) == 1 and not isinstance(row, UpdateRow)]
     killed = open_run(made_run.write(tmp_path / "run", rows))
     assert conclude(killed).headline == "No iteration is done, so there is no result."
@@ -199,8 +199,8 @@ def test_training_killed_in_its_first_iteration_has_no_result(tmp_path):
 # --- alerts -----------------------------------------------------------------------------------------
 
 
-def test_reward_alert_and_reward_figure_show_the_same_rank_correlation(tmp_path):
-    """In the twenty episodes, a higher return goes with a higher score and a lower lead over the twin."""
+def test_reward_alert_and_chart_of_return_and_score_show_the_same_rank_correlation(tmp_path):
+    """Use twenty episodes in which a higher return means a higher score but a smaller gain over the twin."""
     rows = made_run.training_rows(iterations=1, envs=CORRELATED_EPISODES, horizon=1, slots=1)
     monitor = AlertMonitor(rows[0])
     raised, written = [], []
@@ -222,7 +222,7 @@ def test_reward_alert_and_reward_figure_show_the_same_rank_correlation(tmp_path)
 
 
 @pytest.mark.parametrize(("target", "limit"), [(0.03, 0.06), (0.1, 0.2)])
-def test_kl_alert_and_kl_range_in_the_figure_have_the_same_limit(tmp_path, target, limit):
+def test_kl_alert_and_normal_range_of_the_kl_chart_have_the_same_limit(tmp_path, target, limit):
     rows = [replace(row, approx_kl=0.5) if isinstance(row, UpdateRow) else row for row in training()]
     rows[0] = replace(rows[0], config={"iterations": 2, "target_kl": target})
     monitor = AlertMonitor(rows[0])
@@ -248,11 +248,11 @@ def test_kl_alert_and_kl_range_in_the_figure_have_the_same_limit(tmp_path, targe
         (["+0.10 to +0.20"], False),
     ],
 )
-def test_table_column_is_numeric_if_all_its_cells_are_numeric(cells, is_number):
+def test_column_of_an_html_table_is_numeric_if_all_its_cells_are_numeric(cells, is_number):
     assert numeric_columns([[cell] for cell in cells]) == [is_number]
 
 
-def test_text_columns_of_tables_have_the_css_class_text_on_page_and_in_report(tmp_path):
+def test_text_columns_of_tables_have_the_css_class_text_on_web_page_and_in_report(tmp_path):
     made_run.write(tmp_path / "run", made_run.run_rows())
     report = read_page(render_report(open_run(tmp_path / "run"))).one("section", id="lanes")
     for lanes in (report, Client(tmp_path).part("run", "lanes").html):

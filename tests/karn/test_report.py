@@ -63,8 +63,8 @@ def grown_page(grown: Run) -> Node:
 # --- one episode ------------------------------------------------------------------------------------
 
 
-def test_report_starts_with_a_headline_that_equals_the_episode_row(grown_page: Node) -> None:
-    """The score 61.5 is 39.5 points above the twin score 22; 398 parameters are 1.59 times the host's 250."""
+def test_report_starts_with_a_headline_that_has_the_scores_of_the_episode_row(grown_page: Node) -> None:
+    """Expect score 61.5 (39.5 above the twin score 22) and 398 parameters (1.59 times the host's 250)."""
     expected = "It reached 61.5 on validation, 39.5 points above its twin that did not grow."
     assert headline(grown_page) == expected
     assert sentences(grown_page) == ["Finished after epoch 8 of 8."]
@@ -92,7 +92,7 @@ def test_report_starts_with_a_headline_that_equals_the_episode_row(grown_page: N
         ),
     ],
 )
-def test_report_headline_compares_the_score_with_the_twin(
+def test_report_headline_compares_the_validation_score_with_the_twins_score(
     tmp_path: Path, episodes: list[dict[str, Any]], expected: str
 ) -> None:
     ends = [replace(fake_run.episode_row(n), **of) for n, of in enumerate(episodes)]
@@ -100,7 +100,7 @@ def test_report_headline_compares_the_score_with_the_twin(
     assert conclude(run).headline == f"It reached {expected}"
 
 
-def test_report_diary_shows_a_symbol_for_the_final_state_of_each_seed(grown_page: Node) -> None:
+def test_narrative_in_a_report_shows_a_symbol_for_the_final_stage_of_each_seed(grown_page: Node) -> None:
     notes = [item.text for item in grown_page.one("section", id="diary").all("li")]
     assert notes[0].startswith("epoch 0 ◆ conv_light germinated in r0c0; contribution +21.9 ± 0.8 points;")
     assert any(line.startswith("epoch 1 ✂ conv_heavy germinated in r0c1; ") for line in notes)
@@ -108,14 +108,16 @@ def test_report_diary_shows_a_symbol_for_the_final_state_of_each_seed(grown_page
     assert notes[-1].startswith("epoch 8 the horizon ended the episode: ")
 
 
-def test_report_shows_the_first_ten_episodes_and_counts_the_rest(tmp_path: Path) -> None:
+def test_report_of_12_episodes_has_narratives_of_the_first_ten_and_states_that_2_are_omitted(
+    tmp_path: Path,
+) -> None:
     rows = [fake_run.run_row(episodes=12), *(row for n in range(12) for row in fake_run.episode(n))]
     section = page_of(write(tmp_path / "run", rows)).one("section", id="diary")
     assert [heading.text for heading in section.all("h3")] == [f"Episode {n}" for n in range(10)]
     assert "2 more episodes are not shown here." in section.text
 
 
-def test_report_contains_the_complete_configuration_and_environment(tmp_path: Path) -> None:
+def test_report_contains_the_complete_configuration_and_the_software_environment(tmp_path: Path) -> None:
     row = replace(
         fake_run.run_row(), config={"task": "digits", "rng_seed": 3, "slots": ["a", "b"], "gamma": None}
     )
@@ -141,7 +143,7 @@ def test_report_contains_the_complete_configuration_and_environment(tmp_path: Pa
         ("abc123-dirty", "The code had changes that were not committed"),
     ],
 )
-def test_report_names_the_requirements_for_reproducing_equal_numbers(
+def test_report_states_the_code_revision_needed_to_reproduce_the_run(
     revision: str | None, expected: str
 ) -> None:
     row = replace(fake_run.run_row(), git_revision=revision)
@@ -167,7 +169,9 @@ def control(directory: Path, **changes: Any) -> Run:
     return write(directory, [row, episode])
 
 
-def test_report_compares_episodes_with_equal_random_streams_in_pairs(grown: Run, tmp_path: Path) -> None:
+def test_report_compares_two_runs_in_pairs_of_episodes_with_equal_random_streams(
+    grown: Run, tmp_path: Path
+) -> None:
     page = page_of(grown, control(tmp_path / "off"))
     assert sentences(page)[-1] == (
         "Against off, in one episode begun alike: +39.5 points on validation, +39.0 on test."
@@ -189,7 +193,7 @@ def test_report_compares_episodes_with_equal_random_streams_in_pairs(grown: Run,
     ]
 
 
-def test_compared_runs_with_the_same_name_are_numbered(grown: Run) -> None:
+def test_report_appends_a_number_to_the_name_of_a_compared_run_with_the_same_name(grown: Run) -> None:
     section = page_of(grown, grown).one("section", id="comparison")
     assert [line["arm"] for line in section.one("figure").table] == ["demo", "demo (2)"]
     assert "Their configurations are the same." in section.text
@@ -204,7 +208,7 @@ def test_compared_runs_with_the_same_name_are_numbered(grown: Run) -> None:
         ({"horizon": 9}, "their horizons differ: 8 here, 9 there"),
     ],
 )
-def test_report_names_the_reason_if_episodes_of_two_runs_cannot_be_paired(
+def test_report_gives_the_reason_if_episodes_of_two_runs_cannot_be_paired(
     grown: Run, tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     found = compare(grown, control(tmp_path / "off", **changes))
@@ -245,8 +249,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return render_report(write(tmp_path_factory.mktemp("runs") / "run", training()))
 
 
-def test_report_headline_of_a_training_has_best_evaluation_and_last_iteration(trained: str) -> None:
-    """The scores 45 and 55 of iteration 3 have standard error 5; the half-width is 12.706 · 5 = 63.5."""
+def test_report_headline_of_a_training_has_the_scores_of_best_evaluation_and_last_iteration(
+    trained: str,
+) -> None:
+    """Scores 45 and 55 have standard error 5; the half-width of their 95 % interval is 12.706 · 5 = 63.5."""
     page = read_page(trained)
     assert headline(page) == (
         "The best policy, that of iteration 2, scored 44.5 in its evaluation; the 2 episodes of"
@@ -263,7 +269,7 @@ def test_report_headline_of_a_training_has_best_evaluation_and_last_iteration(tr
 
 
 def test_report_of_a_training_shows_the_best_median_and_worst_episode(trained: str) -> None:
-    """The median is the fourth of six scores (35, 40, 45, 45, 50, 55): the score 45 of iteration 3."""
+    """The median episode is the fourth of six by score (35, 40, 45, 45, 50, 55): that of iteration 3."""
     page = read_page(trained)
     section = page.one("section", id="lanes")
     assert [heading.text for heading in section.all("h3")] == [
@@ -277,7 +283,9 @@ def test_report_of_a_training_shows_the_best_median_and_worst_episode(trained: s
     ]
 
 
-def test_report_counts_failed_episodes_and_excludes_them_from_means(tmp_path: Path) -> None:
+def test_report_of_a_training_counts_failed_episodes_and_excludes_them_from_mean_scores(
+    tmp_path: Path,
+) -> None:
     def broken(env: int) -> list[Row]:
         return [
             replace(row, ended_by="governor", val_score=1.0)
@@ -294,14 +302,18 @@ def test_report_counts_failed_episodes_and_excludes_them_from_means(tmp_path: Pa
     assert found.headline == "Every episode of iteration 3 broke down, so there is no result."
 
 
-def test_report_headline_of_a_training_without_evaluation_uses_its_episodes(tmp_path: Path) -> None:
+def test_report_headline_of_a_training_without_evaluation_has_the_score_of_its_last_episodes(
+    tmp_path: Path,
+) -> None:
     rows = [replace(row, evaluation_return=None) if isinstance(row, UpdateRow) else row for row in training()]
     found = conclude(write(tmp_path / "run", rows))
     assert found.headline.startswith("The 2 episodes of iteration 3 reached 50.0 ± 63.5 on validation, 25.0")
     assert "best evaluation" not in {fact.name for fact in found.facts}
 
 
-def test_report_lists_alerts_with_count_and_hint(tmp_path: Path, grown_page: Node) -> None:
+def test_report_lists_each_alert_with_its_hint_and_the_number_of_times_it_was_raised(
+    tmp_path: Path, grown_page: Node
+) -> None:
     page = page_of(write(tmp_path / "run", [fake_run.run_row(), fake_run.alert_row("kl")]))
     section = page.one("section", id="alerts")
     assert "open" in section.one("details").attributes

@@ -1,4 +1,4 @@
-"""Reports of unfinished runs, and the HTML of reports."""
+"""Reports of unfinished runs, and HTML escaping and self-containment of reports."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ from tests.rows import change
 
 
 def until(epoch: int, episode: int = 0) -> list[Row]:
-    """Yield the rows of an unfinished episode up to a given epoch."""
+    """Return the telemetry rows of an unfinished episode up to a given epoch."""
     rows = fake_run.episode(episode)
     return [row for row in rows if getattr(row, "epoch", 0) <= epoch and not isinstance(row, EpisodeRow)]
 
@@ -68,7 +68,7 @@ def until(epoch: int, episode: int = 0) -> list[Row]:
         ),
     ],
 )
-def test_report_states_that_the_run_is_unfinished(
+def test_report_states_after_which_epoch_or_iteration_a_run_is_running_or_was_stopped(
     tmp_path: Path, rows: list[Row], running: str, stopped: str, expected: str
 ) -> None:
     run = write(tmp_path / "run", rows)
@@ -81,7 +81,7 @@ def test_report_states_that_the_run_is_unfinished(
     lock.release()
 
 
-def test_report_of_a_run_killed_between_counterfactual_measurements_omits_interactions(
+def test_report_of_a_run_killed_during_counterfactual_measurements_omits_slot_interactions(
     tmp_path: Path,
 ) -> None:
     run = write(tmp_path / "run", [fake_run.run_row(), *until(5), fake_run.counterfactual_row(5)])
@@ -93,7 +93,7 @@ def test_report_of_a_run_killed_between_counterfactual_measurements_omits_intera
 # --- HTML -------------------------------------------------------------------------------------------
 
 
-def test_names_in_a_report_are_html_escaped(tmp_path: Path) -> None:
+def test_names_of_run_settings_slots_and_alerts_in_a_report_are_html_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(\"x\")</script><b onclick='x'>&amp;"
     names = dict.fromkeys(("name", "task", "controller", "started", "git_revision"), evil)
     maps = {"config": {evil: evil}, "versions": {evil: evil}, "hardware": {evil: [evil]}}

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import esper
 from esper.files.row_files import RowFiles, RowMark
-from esper.karn import tables
+from esper.karn import stored_rows
 from esper.karn.run import open_run, read_rows
 from esper.karn.runs import listed
 from esper.leyline import HEAD_NAMES
@@ -39,7 +39,7 @@ def compact(run: Path) -> None:
 # --- rows and tables --------------------------------------------------------------------------------
 
 
-def test_rows_selected_by_an_sql_condition_are_returned_oldest_first(run):
+def test_telemetry_rows_selected_by_an_sql_condition_are_returned_oldest_first(run):
     found = open_run(run).rows(EpochRow, "epoch >= ? AND val_score < ?", [3, 60.0])
 
     assert [row.epoch for row in found] == [3, 4, 5, 6]
@@ -65,7 +65,7 @@ def test_telemetry_tables_have_all_columns_and_types_even_if_empty(tmp_path):
             ]
 
 
-def test_query_result_stays_valid_after_later_queries_and_without_the_run_object(run):
+def test_result_of_an_sql_query_stays_valid_after_later_queries_and_after_the_run_object_is_deleted(run):
     found = open_run(run)
     relation = found.sql("SELECT count(*) AS n, max(params) FROM epoch WHERE epoch > ?", [1])
     found.sql("SELECT * FROM decisions").fetchall()
@@ -77,7 +77,7 @@ def test_query_result_stays_valid_after_later_queries_and_without_the_run_object
 
 
 @pytest.mark.parametrize(("library", "method"), [("pandas", "df"), ("polars", "pl")])
-def test_query_result_converts_to_pandas_and_polars(run, library, method):
+def test_result_of_an_sql_query_converts_to_pandas_and_polars(run, library, method):
     frames = pytest.importorskip(library)
 
     table = getattr(open_run(run).table("epoch"), method)()
@@ -86,7 +86,7 @@ def test_query_result_converts_to_pandas_and_polars(run, library, method):
     assert list(table["val_score"]) == [row.val_score for row in read_rows(run, EpochRow)]
 
 
-def test_unknown_table_error_names_the_nearest_table(run):
+def test_error_for_an_unknown_telemetry_table_suggests_the_nearest_table_name(run):
     with pytest.raises(UnknownNameError, match="unknown table 'epochs'; did you mean epoch"):
         open_run(run).table("epochs")
     with pytest.raises(UnknownNameError, match="unknown row type 'Row'"):
@@ -118,8 +118,8 @@ def test_run_directory_name_may_contain_quotes(tmp_path, name):
 # --- view decisions ---------------------------------------------------------------------------------
 
 
-def test_sql_view_decisions_has_the_action_names_of_the_run_row(run):
-    """The action GERMINATE uses the first six action heads; the columns of the last two heads are null."""
+def test_sql_view_decisions_has_names_of_op_slot_and_blueprint_from_the_run_row(run):
+    """Check a GERMINATE action, which uses six action heads; the columns of the last two heads are null."""
     relation = open_run(run).sql("SELECT * FROM decisions WHERE op_probability IS NOT NULL")
     found = dict(zip(relation.columns, relation.fetchall()[0], strict=True))
 
@@ -139,7 +139,7 @@ def test_sql_view_decisions_has_the_action_names_of_the_run_row(run):
 
 
 def test_sql_view_decisions_uses_the_order_of_action_heads_in_the_run_row(tmp_path):
-    """The run row lists two action heads: index 0 is the slot, index 1 the op."""
+    """Use a run row with two action heads, in the order slot, op."""
     names = {"heads": ["slot", "op"], "head_choices": [["left", "right"], ["STAY", "GO"]]}
     row = replace(fake_run.run_row(), **names)
     chosen = {"action": [1, 0], "read": [True, True], "masked": [False, True], "op_probs": [0.75, 0.25]}
@@ -173,7 +173,7 @@ def test_every_query_of_an_open_run_sees_newly_flushed_rows(tmp_path, monkeypatc
     assert len(list((tmp_path / "telemetry").glob("*/epoch.parquet"))) == 6
 
 
-def test_open_run_does_not_return_rows_that_a_resumed_run_removed(tmp_path):
+def test_run_object_does_not_return_rows_that_were_removed_when_the_run_was_resumed(tmp_path):
     def write(writer, iteration, epoch):
         with writer.iteration(iteration):
             writer.emit(fake_run.epoch_row(epoch))
@@ -191,14 +191,14 @@ def test_open_run_does_not_return_rows_that_a_resumed_run_removed(tmp_path):
 
 
 def test_json_lines_compacted_between_listing_and_reading_are_read_as_parquet(run, monkeypatch):
-    listed = tables.row_files
+    listed = stored_rows.row_files
 
     def too_late(telemetry: Path) -> RowFiles:
         files = listed(telemetry)
         compact(run)
         return files
 
-    monkeypatch.setattr(tables, "row_files", too_late)
+    monkeypatch.setattr(stored_rows, "row_files", too_late)
 
     assert [row.epoch for row in open_run(run).rows(EpochRow)] == list(range(9))
 
@@ -206,7 +206,7 @@ def test_json_lines_compacted_between_listing_and_reading_are_read_as_parquet(ru
 # --- state ------------------------------------------------------------------------------------------
 
 
-def test_run_without_writer_and_with_a_missing_episode_has_state_stopped(run, tmp_path):
+def test_run_without_writer_process_and_without_all_planned_episodes_has_state_stopped(run, tmp_path):
     with RunWriter(tmp_path / "half") as writer:
         writer.emit(fake_run.run_row(episodes=2))
         writer.emit(fake_run.episode_row(0))
@@ -218,7 +218,7 @@ def test_run_without_writer_and_with_a_missing_episode_has_state_stopped(run, tm
 
 
 @pytest.mark.parametrize(("iterations", "state"), [(2, "finished"), (3, "stopped")])
-def test_training_has_state_finished_after_its_last_iteration(tmp_path, iterations, state):
+def test_policy_training_has_state_finished_after_its_last_iteration(tmp_path, iterations, state):
     rows = [fake_run.run_row(iterations=iterations), fake_run.update_row(1), fake_run.update_row(2)]
     made_run.write(tmp_path, rows)
 
@@ -237,7 +237,7 @@ def test_run_killed_before_its_run_row_was_written_has_state_stopped(tmp_path):
 
 
 @pytest.mark.parametrize("as_parquet", [False, True])
-def test_run_with_an_older_schema_version_is_refused_with_that_version(tmp_path, as_parquet):
+def test_open_run_refuses_an_older_telemetry_schema_and_names_its_version(tmp_path, as_parquet):
     made_run.write(tmp_path, [replace(fake_run.run_row(), schema_version=3)])
     lines = tmp_path / "telemetry" / "rows-00000.jsonl"
     lines.write_bytes(re.sub(rb'"metric":"\w+",', b"", lines.read_bytes()))
@@ -251,7 +251,7 @@ def test_run_with_an_older_schema_version_is_refused_with_that_version(tmp_path,
         open_run(tmp_path).rows(RunRow)
 
 
-def test_run_in_the_old_layout_with_a_folder_per_table_is_refused():
+def test_open_run_refuses_the_old_layout_with_a_folder_per_telemetry_table():
     old = ROOT / "tests" / "old_run"
 
     with pytest.raises(EsperError, match="was written with version 2 of the tables; this version of esper"):

@@ -18,7 +18,7 @@ def run(tmp_path_factory):
 ask = partial(answer_query, max_rows=100, max_bytes=100_000, memory=256)
 
 
-def test_sql_query_returns_column_names_types_and_plain_values(run):
+def test_sql_query_returns_column_names_column_types_and_plain_python_values(run):
     found = ask(run, "SELECT op, count(*) AS n, max(epoch) / 4 AS x FROM decisions GROUP BY op ORDER BY op")
 
     assert found.columns == ["op", "n", "x"]
@@ -52,7 +52,7 @@ def test_sql_values_without_json_equivalent_are_returned_as_text(run):
         ("EXPLAIN ANALYZE COPY epoch TO 'epochs.csv'", "a run is read and never changed: .* found EXPLAIN"),
     ],
 )
-def test_sql_query_that_reads_other_files_or_writes_is_refused(run, query, sentence):
+def test_sql_query_that_writes_or_reads_files_outside_the_run_is_refused(run, query, sentence):
     before = sorted(run.parent.rglob("*"))
     with pytest.raises(QueryError, match=sentence) as error:
         ask(run, query.format(run=run))
@@ -68,7 +68,7 @@ def test_sql_result_above_the_row_limit_is_truncated_with_a_note(run):
 
 
 def test_sql_result_above_the_byte_limit_is_refused(run):
-    """A result row ["xxxxxxxxxx"] has 14 bytes, so a limit of 98 bytes allows seven rows."""
+    """The JSON row ["xxxxxxxxxx"] of a query result has 14 bytes, so 98 bytes suffice for seven rows."""
     query = "SELECT repeat('x', 10) FROM range({})"
 
     assert len(ask(run, query.format(7), max_bytes=98).rows) == 7

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.questions.overview import overview
+from esper.karn.questions.overview import run_status
 from esper.karn.run import open_run
 from esper.karn.runs import ListedRun, as_json, find_runs, listed
 from esper.leyline.errors import EsperError
@@ -41,30 +41,30 @@ def test_finished_run_is_listed_with_its_score_and_parameters(tmp_path):
     found = listed(tmp_path)
 
     assert (found.path, found.state, found.problem) == (str(tmp_path), "stopped", None)
-    assert found.overview == overview(open_run(tmp_path))
-    assert (found.overview.score, found.overview.twin, found.overview.params) == (61.5, 22.0, 398.0)
+    assert found.run_status == run_status(open_run(tmp_path))
+    assert (found.run_status.score, found.run_status.twin, found.run_status.params) == (61.5, 22.0, 398.0)
     machine = as_json(found)
     assert (machine["unit"], machine["done"], machine["total"]) == ("epoch", 8, 16)
     assert (machine["score"], machine["twin"], machine["params"]) == (61.5, 22.0, 398.0)
 
 
 def test_unfinished_run_is_listed_with_the_score_of_its_last_epoch(tmp_path):
-    """After epoch 3, the score is 30 and the network has 250 + 148 + 1200 parameters (host and two seeds)."""
+    """Expect score 30 and 250 + 148 + 1200 parameters (host and two seeds) after epoch 3."""
     make_episode(tmp_path, epochs=3)
 
-    found = listed(tmp_path).overview
+    found = listed(tmp_path).run_status
 
     assert (found.score, found.params) == (30.0, 1598.0)
     assert (found.progress.unit, found.progress.done, found.progress.total) == ("epoch", 3, 16)
 
 
-def test_run_without_run_row_is_listed_with_its_state(tmp_path):
+def test_run_without_run_row_is_listed_with_its_state_but_without_scores(tmp_path):
     with RunWriter(tmp_path):
         assert listed(tmp_path) == ListedRun(str(tmp_path), "running")
     assert listed(tmp_path) == ListedRun(str(tmp_path), "stopped")
 
 
-def test_damaged_run_is_listed_with_the_reason(tmp_path):
+def test_damaged_run_is_listed_with_the_reason_why_it_cannot_be_read(tmp_path):
     make_episode(tmp_path)
     (tmp_path / "telemetry" / "rows-00000.jsonl").write_bytes(b'{"table":"run","t":1.0}\n')
 

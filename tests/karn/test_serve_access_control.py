@@ -31,7 +31,7 @@ def opened(folder) -> Client:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1:8377", "localhost:8377", "localhost:9000", "[::1]:8377", "LOCALHOST"]
 )
-def test_host_header_with_a_local_name_and_any_port_is_accepted(local, host):
+def test_server_accepts_a_host_header_with_a_local_name_and_any_port(local, host):
     assert local.ask("/rows", headers={"host": host}).status == 200
 
 
@@ -49,7 +49,7 @@ def test_host_header_with_a_local_name_and_any_port_is_accepted(local, host):
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/rows", "/static/page.js", "/events"])
-def test_host_header_with_a_foreign_name_is_rejected(local, host, path):
+def test_server_rejects_a_host_header_with_a_foreign_name(local, host, path):
     answer = local.ask(path, headers={"host": host})
 
     assert answer.status == 421
@@ -74,7 +74,7 @@ def test_public_server_rejects_foreign_host_headers_even_with_a_valid_token(open
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
-def test_http_methods_other_than_get_and_head_are_rejected(local, method):
+def test_server_rejects_http_methods_other_than_get_and_head(local, method):
     answer = local.ask("/rows", method)
 
     assert answer.status == 405
@@ -116,7 +116,7 @@ def test_every_http_response_has_the_security_headers(local, path, status):
         {"cookie": "esper-8377="},
     ],
 )
-def test_http_requests_without_the_access_token_are_rejected(opened, path, headers):
+def test_public_server_rejects_http_requests_without_the_access_token(opened, path, headers):
     answer = opened.ask(path, headers=headers)
 
     assert answer.status == 403
@@ -124,7 +124,7 @@ def test_http_requests_without_the_access_token_are_rejected(opened, path, heade
 
 
 @pytest.mark.parametrize("headers", [BEARER, {"cookie": "other=1; esper-8377=right-token"}])
-def test_access_token_is_accepted_as_header_and_as_cookie(opened, headers):
+def test_public_server_accepts_the_access_token_as_header_and_as_cookie(opened, headers):
     assert opened.ask("/rows", headers=headers).status == 200
 
 

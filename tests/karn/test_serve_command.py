@@ -7,7 +7,7 @@ from esper.leyline.errors import EsperError
 from esper.scripts.serve_command import serve_command
 
 
-def test_esper_serve_without_its_dependencies_names_the_package_to_install(tmp_path, monkeypatch):
+def test_error_of_esper_serve_without_its_dependencies_names_the_package_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("esper.scripts.serve_command.find_spec", lambda name: None)
 
     with pytest.raises(EsperError, match=r"needs starlette and uvicorn, .*: pip install 'esper\[serve\]'"):
@@ -15,7 +15,7 @@ def test_esper_serve_without_its_dependencies_names_the_package_to_install(tmp_p
 
 
 @pytest.mark.parametrize("words", [[], ["--port", "0"]])
-def test_esper_serve_without_a_folder_is_refused(words):
+def test_esper_serve_without_a_folder_argument_is_refused(words):
     with pytest.raises(EsperError, match="esper serve needs a folder as its first word"):
         serve_command(words)
 

@@ -12,13 +12,15 @@ QUIET = ": nothing new\n\n"
 
 
 def folder_of(path: Path) -> RunFolder:
-    """Return a run folder that is listed again on every call; its fake clock advances 1000 s per call."""
+    """Return a ``RunFolder`` whose fake clock advances so fast that every call lists the folder."""
     ticks = itertools.count()
     return RunFolder(path, clock=lambda: 1000.0 * (next(ticks) // 2))
 
 
 async def listen(path: Path, *deeds) -> list[str]:
-    """Return the server-sent events at the start of a connection and after each action."""
+    """Return the first server-sent event of a connection; then call each function of ``deeds`` and return the
+    next event after each call.
+    """
     stream = run_events(folder_of(path), lambda: False, seconds=0.001)
     assert await anext(stream) == f"retry: {RETRY_MS}\n"
     heard = [await anext(stream)]
@@ -38,7 +40,7 @@ def add_row(run: Path) -> None:
         file.write("{}\n")
 
 
-def test_server_sends_all_run_versions_when_a_run_appears_changes_or_disappears(tmp_path):
+def test_server_sends_the_versions_of_all_runs_when_a_run_appears_changes_or_disappears(tmp_path):
     one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two")
     ids = {run.name: run.id for run in folder_of(tmp_path).runs().values()}
     deeds = (lambda: add_row(one), lambda: write_run(tmp_path / "three"), lambda: shutil.rmtree(two))
@@ -70,7 +72,7 @@ def test_server_sends_a_comment_to_keep_an_idle_event_stream_open(tmp_path):
     assert looks == 1 + 2 * HEARTBEAT_CHECKS
 
 
-def test_stopping_server_ends_its_event_streams(tmp_path):
+def test_event_stream_ends_when_the_server_stops(tmp_path):
     async def hear() -> list[str]:
         return [event async for event in run_events(folder_of(tmp_path), lambda: True, seconds=0.0)]
 

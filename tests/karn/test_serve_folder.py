@@ -28,7 +28,7 @@ def test_served_runs_are_named_by_relative_path_and_hidden_or_linked_folders_are
     assert names(tmp_path / "runs") == ["a/deep/er", "b"]
 
 
-def test_served_run_is_found_only_by_its_id(tmp_path):
+def test_server_finds_a_run_by_its_id_and_not_by_its_path(tmp_path):
     write_run(tmp_path / "mine", [])
     (run,) = RunFolder(tmp_path).runs().values()
 
@@ -39,7 +39,7 @@ def test_served_run_is_found_only_by_its_id(tmp_path):
 
 
 @pytest.mark.parametrize("linked", ["telemetry", "telemetry/rows-00000.jsonl"])
-def test_run_whose_telemetry_folder_is_a_symlink_is_not_served(tmp_path, linked):
+def test_run_whose_telemetry_folder_or_file_is_a_symlink_is_not_served(tmp_path, linked):
     outside = write_run(tmp_path / "outside")
     inside = write_run(tmp_path / "runs" / "mine")
     place = inside / linked
@@ -68,7 +68,7 @@ def test_unreadable_run_does_not_affect_other_served_runs(tmp_path, monkeypatch)
     assert refusals == {"fine": None, "locked": "'locked' cannot be looked at: Permission denied"}
 
 
-def test_run_version_changes_with_a_new_row_or_a_replaced_file(tmp_path):
+def test_version_of_a_served_run_changes_with_a_new_telemetry_row_or_a_replaced_file(tmp_path):
     run = write_run(tmp_path / "mine")
     first = version(tmp_path)
     assert version(tmp_path) == first
@@ -80,7 +80,7 @@ def test_run_version_changes_with_a_new_row_or_a_replaced_file(tmp_path):
     assert len({first, second, version(tmp_path)}) == 3
 
 
-def test_run_version_changes_when_the_writer_process_dies(tmp_path):
+def test_version_number_of_a_run_changes_when_its_writer_process_dies(tmp_path):
     writer = RunWriter(tmp_path / "mine")
     writer.emit(fake_run.run_row())
     writer.flush()
@@ -94,15 +94,17 @@ def test_run_version_changes_when_the_writer_process_dies(tmp_path):
     assert version(tmp_path) != alive
 
 
-def test_run_version_changes_with_journal_files_only_after_the_writer_died(tmp_path):
-    """If journals changed the version of a running training, every epoch would redraw an unchanged page."""
+def test_journal_files_change_the_version_of_a_served_run_only_after_its_writer_died(tmp_path):
+    """Journals must not change the version of a training in progress, or browsers would reload unchanged
+    data.
+    """
     with RunWriter(tmp_path / "mine"):
         journal = IterationJournal(tmp_path / "mine", "standard")
         alive = version(tmp_path)
         journal.take(1, 0, [fake_run.epoch_row(1)])
         assert version(tmp_path) == alive
     dead = version(tmp_path)
-    # A worker process that outlives the writer process appends to the journal.
+    # A worker process that outlives the writer process appends a row to the journal.
     journal.take(1, 0, [fake_run.epoch_row(2)])
     assert version(tmp_path) != dead
 
@@ -116,9 +118,11 @@ def test_running_run_with_a_symlink_among_its_journals_is_not_served(tmp_path):
 
 
 @pytest.mark.parametrize(("took", "due"), [(0.0, 1.0), (2.0, 20.0)])
-def test_server_lists_its_folder_at_most_once_a_second_and_a_tenth_of_the_time(tmp_path, took, due):
-    # Clock readings: first request, end of the folder listing, request before the next listing is due,
-    # request when it is due, end of the second listing.
+def test_server_lists_its_folder_at_most_once_a_second_and_for_at_most_a_tenth_of_the_time(
+    tmp_path, took, due
+):
+    # Times that the fake clock returns: start and end of the first listing, a request shortly before a second
+    # listing is allowed, and start and end of the second listing.
     ticks = iter([0.0, took, 0.95 * due, due, due])
     folder = RunFolder(tmp_path, clock=lambda: next(ticks))
     folder.runs()

@@ -1,4 +1,4 @@
-"""Served web pages show the statistics of runs, and only of runs in the served folder."""
+"""Web pages of ``esper serve``: statistics of runs, and no access to files outside the folder of runs."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ DAMAGED = "is not a row: it must begin with the name of a table"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """Write three runs: one episode, one policy training and one damaged run."""
+    """Write three runs: one with a single episode, one policy training and one damaged run."""
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "episode")
     write_run(folder / "nested" / "training", training(3), iterations=3, controller="ppo")
@@ -36,12 +36,12 @@ def client(runs) -> Client:
 # --- list of runs -----------------------------------------------------------------------------------
 
 
-def test_served_list_shows_state_progress_and_scores_of_every_run(client):
+def test_served_list_of_runs_shows_state_progress_and_scores_of_every_run(client):
     rows = client.rows()
 
     assert set(rows) == {"damaged", "episode", "nested/training"}
     cells = [cell.text for cell in rows["episode"].all("td")]
-    # The list shows the score 61.5 of the final network, not the score 62.0 of the last epoch.
+    # The list of runs shows the score 61.5 of the committed network, not the score 62.0 of the last epoch.
     assert cells[2:] == [
         *("finished", "digits_impaired", "heuristic", "epoch 8/8", "–", "▂▃▃▄▅▆▇██"),
         *("61.5", "22.0", "+39.5", "×1.59", "", "2030-01-01 00:00"),
@@ -51,24 +51,26 @@ def test_served_list_shows_state_progress_and_scores_of_every_run(client):
     assert DAMAGED in rows["damaged"].text
 
 
-def test_served_list_shows_runs_as_pending_when_its_time_limit_is_reached(client, runs, monkeypatch):
+def test_served_list_shows_runs_as_pending_if_they_were_not_read_within_the_time_limit(
+    client, runs, monkeypatch
+):
     client.rows()
     monkeypatch.setattr("esper.karn.serve.views.SECONDS_FOR_ROWS", -1.0)
 
     unread = Client(runs).rows(patiently=False)
     assert {row.attributes.get("class") for row in unread.values()} == {"pending"}
-    # Run summaries in the cache are shown without reading the runs.
+    # The list shows cached summaries of runs even if no time is left to read runs.
     assert "61.5" in client.rows()["episode"].text
 
 
-def test_served_list_of_an_empty_folder_explains_how_to_start_a_run(tmp_path):
+def test_served_list_of_runs_explains_how_to_start_a_run_if_the_folder_is_empty(tmp_path):
     assert f"esper run --out {tmp_path.name}/mine" in Client(tmp_path).ask("/").html.text
 
 
 # --- page of one run --------------------------------------------------------------------------------
 
 
-def test_page_of_a_run_requests_only_existing_sections(client):
+def test_web_page_of_a_run_requests_only_sections_that_the_server_has(client):
     for name in ("episode", "nested/training"):
         page = client.ask(f"/runs/{client.id_of(name)}").html
         parts = [node.attributes["data-part"] for node in page.all() if "data-part" in node.attributes]
@@ -82,7 +84,7 @@ def test_page_of_a_run_requests_only_existing_sections(client):
             assert not list(answer.html.all(role="alert")), part
 
 
-def test_open_alerts_are_shown_on_the_page_and_counted_in_the_list_of_runs(tmp_path):
+def test_open_alerts_are_shown_on_the_web_page_of_a_run_and_counted_in_the_list_of_runs(tmp_path):
     rows = [*fake_run.episode(), fake_run.alert_row("collapse"), fake_run.alert_row("slow")]
     write_run(tmp_path / "mine", [*rows, fake_run.alert_row("slow", "cleared")])
     client = Client(tmp_path)
@@ -95,7 +97,7 @@ def test_open_alerts_are_shown_on_the_page_and_counted_in_the_list_of_runs(tmp_p
 
 @pytest.mark.parametrize("key", SHOWN)
 @pytest.mark.parametrize("name", ["episode", "nested/training"])
-def test_served_figure_equals_the_figure_of_the_run(client, runs, key, name):
+def test_chart_on_the_web_page_equals_the_chart_drawn_from_the_run(client, runs, key, name):
     shown = client.part(name, key)
     picture = figure_named(key).answer(open_run(runs / name))
 
@@ -107,7 +109,7 @@ def test_served_figure_equals_the_figure_of_the_run(client, runs, key, name):
         assert cells == [[" ".join(cell.split()) for cell in row] for row in picture.rows]
 
 
-def test_selected_episode_is_shown_with_links_to_the_previous_and_next_episode(client, runs):
+def test_web_page_shows_the_selected_episode_with_links_to_the_previous_and_next_episode(client, runs):
     lanes = figure_named("lanes").answer(open_run(runs / "nested/training"), EpisodeKey(0, 1))
     shown = client.part("nested/training", "lanes?at=0-1-0")
 
@@ -119,7 +121,7 @@ def test_selected_episode_is_shown_with_links_to_the_previous_and_next_episode(c
 
 
 @pytest.mark.parametrize("at", ["0", "0-1", "x-0-0", "1.5-0-0", "0-0-0-0", "--"])
-def test_request_for_a_malformed_episode_id_is_refused(client, at):
+def test_server_refuses_a_request_for_a_malformed_episode_id(client, at):
     answer = client.part("episode", f"lanes?at={at}")
 
     assert (answer.status, answer.error) == (
@@ -128,14 +130,14 @@ def test_request_for_a_malformed_episode_id_is_refused(client, at):
     )
 
 
-def test_error_for_an_unknown_page_section_names_the_nearest_section(client):
+def test_error_for_an_unknown_section_of_the_web_page_suggests_the_nearest_section(client):
     answer = client.part("episode", "lane")
 
     assert answer.status == 404
     assert answer.error.startswith("unknown part of a page 'lane'; did you mean lanes?")
 
 
-def test_page_of_a_new_run_states_that_there_is_no_data_yet(tmp_path):
+def test_web_page_of_a_new_run_shows_dashes_for_scores_until_the_first_epoch_row(tmp_path):
     with RunWriter(tmp_path / "mine") as writer:
         writer.emit(fake_run.run_row())
         writer.flush()
@@ -152,7 +154,7 @@ def test_page_of_a_new_run_states_that_there_is_no_data_yet(tmp_path):
 
 
 @pytest.mark.parametrize("address", ["/runs/unknown", "/runs/unknown/head"])
-def test_request_for_an_unknown_run_is_refused(client, address):
+def test_server_refuses_a_request_for_an_unknown_run(client, address):
     answer = client.ask(address)
 
     assert answer.status == 404
@@ -163,14 +165,15 @@ def test_request_for_an_unknown_run_is_refused(client, address):
 
 
 def axes_of(body: bytes) -> list[tuple[str, ...]]:
-    """Return the axis labels and the shaded normal ranges of an SVG figure, with their positions."""
+    """Return the axis labels and the shaded normal ranges of an SVG chart, with their positions."""
     number = r'<text x="([^"]+)" y="([^"]+)" class="dim" text-anchor="(?:end|middle)">(-?[\d.]+k?)</text>'
     band = r'<rect x="([^"]+)" y="([^"]+)" width="[^"]+" height="([^"]+)" class="inband"/>'
     return re.findall(number, body.decode()) + re.findall(band, body.decode())
 
 
 def changed(row: Row, more: float) -> Row:
-    """Return a copy of a telemetry row with scores and rewards increased by ``more``."""
+    """Return a copy of a telemetry row with changed scores, rewards, KL and times, which increase with
+    ``more``."""
     if isinstance(row, EpisodeRow):
         score, reward = more + 0.5 * row.val_score, (row.total_reward or 0.0) + more
         return replace(row, val_score=score, total_reward=reward, params=int(row.params + more))
@@ -201,14 +204,14 @@ def pair(tmp_path_factory) -> Client:
 
 
 @pytest.mark.parametrize("key", [key for key in SHOWN if key != "interactions"])
-def test_figures_of_two_compared_runs_have_the_same_axes(pair, key):
+def test_charts_of_two_compared_runs_have_the_same_axes_on_the_web_page(pair, key):
     short, long = (
         pair.part(name, f"{key}?compared={pair.id_of(other)}").body
         for name, other in (("short", "long"), ("long", "short"))
     )
     alone = pair.part("short", key).body
 
-    # The figure of contributions has one row per blueprint, so the y coordinates of its axis differ.
+    # The chart of contributions has one row per blueprint, so its y coordinates differ between runs.
     if key == "worth":
         short_axes, long_axes = ([(x, text) for x, _, text in axes_of(one)] for one in (short, long))
         assert short_axes == long_axes != []
@@ -217,7 +220,7 @@ def test_figures_of_two_compared_runs_have_the_same_axes(pair, key):
         assert axes_of(short) != axes_of(alone)
 
 
-def test_figure_of_a_run_compared_with_a_damaged_run_shows_only_the_intact_run(pair):
+def test_chart_of_a_run_compared_with_a_damaged_run_is_that_of_the_intact_run_alone(pair):
     alone = pair.part("short", "growth").body
 
     assert pair.part("short", f"growth?compared={pair.id_of('damaged')}").body == alone
@@ -225,13 +228,13 @@ def test_figure_of_a_run_compared_with_a_damaged_run_shows_only_the_intact_run(p
     assert pair.part("short", "growth?compared=unknown").status == 404
 
 
-def test_figures_of_a_run_and_of_a_training_have_separate_axes(client):
-    """Figures of a run have an axis of epochs, figures of a training an axis of iterations."""
+def test_chart_of_a_run_does_not_share_its_axes_with_a_compared_policy_training(client):
+    """Charts of a policy training have an axis of iterations; charts of other runs have an axis of epochs."""
     compared = client.part("episode", f"choices?compared={client.id_of('nested/training')}").body
     assert compared == client.part("episode", "choices").body
 
 
-def test_comparison_page_shows_each_section_for_two_runs(tmp_path):
+def test_comparison_page_has_every_chart_for_each_of_two_runs(tmp_path):
     write_run(tmp_path / "one")
     write_run(tmp_path / "two", controller="off")
     client = Client(tmp_path)
@@ -246,7 +249,7 @@ def test_comparison_page_shows_each_section_for_two_runs(tmp_path):
     assert found.one(class_="headline").text.startswith("Against demo, in one episode begun alike: +0.0")
 
 
-def test_comparison_page_with_a_damaged_or_missing_run_is_refused(client):
+def test_server_refuses_a_comparison_page_with_a_damaged_or_missing_run(client):
     episode, damaged = client.id_of("episode"), client.id_of("damaged")
 
     assert "'damaged' cannot be read" in client.ask(f"/comparison?run={episode}&run={damaged}").error
@@ -257,7 +260,7 @@ def test_comparison_page_with_a_damaged_or_missing_run_is_refused(client):
 # --- damaged runs -----------------------------------------------------------------------------------
 
 
-def test_page_of_a_damaged_run_shows_the_reason_in_every_section(client):
+def test_web_page_of_a_damaged_run_shows_the_reason_in_every_section(client):
     assert client.ask(f"/runs/{client.id_of('damaged')}").status == 200
     for key in ("head", "conclusion", "growth", "diary"):
         answer = client.part("damaged", key)
@@ -266,7 +269,7 @@ def test_page_of_a_damaged_run_shows_the_reason_in_every_section(client):
         assert b"<script" not in answer.body
 
 
-def test_arbitrary_telemetry_file_content_does_not_break_the_page(tmp_path):
+def test_served_list_shows_runs_with_malformed_telemetry_files_as_unreadable(tmp_path):
     write_run(tmp_path / "fine")
     contents = [b"\xff\xfe\x00", b'{"t": NaN}', b"[]", b"null", b'{"t":1e400}', b"{" * 10_000]
     for number, content in enumerate(contents):
@@ -277,12 +280,13 @@ def test_arbitrary_telemetry_file_content_does_not_break_the_page(tmp_path):
     assert [name for name, row in rows.items() if "unreadable" not in row.text] == []
 
 
-def test_contradictory_telemetry_rows_break_only_the_page_sections_that_use_them(tmp_path):
+def test_invalid_stage_in_a_transition_row_breaks_only_the_web_page_sections_that_read_the_row(tmp_path):
     row = fake_run.transition_row(1, 0, fake_run.D, fake_run.G, "policy", "germinated")
     write_run(tmp_path / "mine", [*fake_run.episode(), replace(row, to_stage=77)])
     client = Client(tmp_path)
 
-    assert client.part("mine", "lanes").error == "'mine' cannot be read: 77 is not a valid Stage"
+    reason = "row 16 of table 'transition' is damaged: to_stage is 77, and must be 0 to 9"
+    assert client.part("mine", "lanes").error == f"'mine' cannot be read: {reason}"
     assert not list(client.part("mine", "growth").html.all(role="alert"))
 
 
@@ -311,7 +315,7 @@ def test_contradictory_telemetry_rows_break_only_the_page_sections_that_use_them
         "/compare?run=episode&run=%2fetc",
     ],
 )
-def test_no_url_path_reads_files_outside_the_served_folder(client, target):
+def test_server_reads_no_file_outside_the_served_folder_for_any_url_path(client, target):
     answer = client.ask(target)
 
     assert answer.status == 404
@@ -319,7 +323,7 @@ def test_no_url_path_reads_files_outside_the_served_folder(client, target):
     assert b"root:" not in answer.body
 
 
-def test_symlink_out_of_the_served_folder_reveals_nothing_of_its_target(tmp_path):
+def test_server_shows_nothing_of_a_file_behind_a_symlink_out_of_the_served_folder(tmp_path):
     outside = write_run(tmp_path / "outside", controller="secret")
     inside = write_run(tmp_path / "runs" / "mine")
     lines_of(inside).unlink()

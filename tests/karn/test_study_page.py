@@ -1,4 +1,4 @@
-"""Tables, figures and HTML page of a study with made-up numbers."""
+"""Tables, charts and HTML page of a study with made-up numbers."""
 
 import math
 from xml.etree import ElementTree
@@ -19,7 +19,7 @@ FLOPS = {
 
 
 def arm(name: str, *losses: list[float], static: bool = False, params: float = 1000.0) -> ArmNumbers:
-    """Return a study arm with ``losses`` by rng seed; its score is 100 minus ten times the last loss."""
+    """Return a study arm with ``losses`` by rng seed; its scores are 100 minus ten times the last losses."""
     values = np.array([losses])
     return ArmNumbers(
         name, static, values, 100 - 10 * values[..., -1], np.array([params] * 2), FLOPS, "rate × 1"
@@ -36,32 +36,31 @@ def study(*arms: ArmNumbers, reference: tuple[str, ...] = ("static:1", "static:2
 
 
 def rows(found: StudyNumbers) -> list[dict[str, dict[str, str]]]:
-    """Return the cells of every study table, by row name and column name."""
+    """Return the cells of every table of a study, by row name and column name."""
     return [
         {row[0]: dict(zip(table.columns, row, strict=True)) for row in (*table.rows, table.foot) if row}
         for table in study_tables(found)
     ]
 
 
-def test_study_tables_contain_losses_regrets_ratios_differences_and_compute():
+def test_study_tables_contain_losses_regrets_ratios_of_regrets_score_differences_and_compute():
     losses, regrets, ratios, ends, spent = rows(study(SMALL, LARGE, GROWN))
     assert losses["grown"]["2.00 GFLOP"] == "3.100"
-    # The arm "grown" has excess losses of 10 % and 0 % for two rng seeds at the first budget mark (regret
-    # 5 %), 5 % and 0 % at the last mark (regret 2.5 %); bootstrap draws range from 0 to 10 %.
+    # Excess losses of the arm "grown" for two rng seeds: 10 % and 0 % at the first budget mark (regret 5 %),
+    # 5 % and 0 % at the last (regret 2.5 %). Bootstrap draws of the largest regret range from 0 to 10 %.
     assert regrets["grown"] == {
         "arm": "grown", "2.00 GFLOP": "5.0 %", "4.00 GFLOP": "2.5 %",
         "largest (95 %)": "5.0 % (0.0 % to 10.0 %)",
     }  # fmt: skip
     assert regrets["best static size"]["4.00 GFLOP"] == "static:2"
-    # The regret of the arm static:1 at the last budget mark is 18.06 %, so the ratio of regrets is 5 / 18.06
-    # = 0.28.
+    # The largest regret is 5 % for the arm "grown" and 18.06 % for the arm static:1, so their ratio is 0.28.
     assert ratios["grown"]["static:1"].startswith("0.28 (")
     assert list(ratios) == ["grown"]
     # The scores 91.6 and 82 of the grown arm are 1.6 and 2 points above the scores 90 and 80 of static:1.
     assert ends["grown"]["above static:1 (95 %)"] == "+1.80 (+1.60 to +2.00)"
     assert ends["static:1"]["above static:1 (95 %)"] == ""
-    # The p-value of the score difference is 0.0704 for the grown arm (t = 9, one degree of freedom), and 0
-    # for the arm static:2, whose differences are equal.
+    # The p-value of the score difference from static:1 is 0.0704 for the grown arm (t = 9, one degree of
+    # freedom), and 0 for the arm static:2, whose two differences are equal.
     assert [ends[name]["p (Holm)"] for name in ("static:2", "grown")] == ["0", "0.0704"]
     assert spent["grown"] == {
         "arm": "grown", "charged": "4.00 GFLOP", "of it incubation": "0 FLOP",
@@ -69,7 +68,7 @@ def test_study_tables_contain_losses_regrets_ratios_differences_and_compute():
     }  # fmt: skip
 
 
-def test_study_without_static_arms_has_no_regret():
+def test_study_without_static_arms_has_no_table_or_chart_of_regret():
     found = study(GROWN, SMALL, reference=())
     assert [table.title for table in study_tables(found)] == [
         "made: test loss by compute", "made: test score after 4.00 GFLOP", "made: compute",
@@ -77,7 +76,7 @@ def test_study_without_static_arms_has_no_regret():
     assert len(study_pictures(found)) == 2
 
 
-def test_results_of_a_diverged_study_arm_are_unknown_in_tables_and_figures():
+def test_losses_of_a_diverged_study_arm_are_dashes_in_tables_and_missing_in_charts():
     lost = arm("lost", [math.nan, math.nan], [4.0, 2.0], params=math.nan)
     losses, regrets, _, ends, _ = rows(study(SMALL, LARGE, lost))
     assert (
@@ -86,7 +85,7 @@ def test_results_of_a_diverged_study_arm_are_unknown_in_tables_and_figures():
     assert "nan" not in render_study([study(SMALL, LARGE, lost)], "made")
 
 
-def test_study_table_renders_as_markdown():
+def test_table_of_a_study_is_rendered_as_markdown():
     text = study_tables(study(SMALL, LARGE))[0].markdown()
     assert text.splitlines()[2:5] == [
         "| arm | 2.00 GFLOP | 4.00 GFLOP | chosen |",
@@ -95,7 +94,7 @@ def test_study_table_renders_as_markdown():
     ]
 
 
-def test_study_figures_draw_static_arms_thin_their_minimum_dotted_and_other_arms_thick():
+def test_study_charts_have_thin_lines_for_static_arms_and_thick_lines_for_other_arms():
     pictures = dict(study_pictures(study(SMALL, LARGE, GROWN)))
     for heading in ("made: loss against compute", "made: regret against compute"):
         drawn = ElementTree.fromstring(pictures[heading].svg)
@@ -107,7 +106,7 @@ def test_study_figures_draw_static_arms_thin_their_minimum_dotted_and_other_arms
         assert {"static:1", "static:2", "grown", "2.00 GFLOP", "4.00 GFLOP"} <= names
 
 
-def test_numeric_columns_of_study_tables_and_their_footers_are_right_aligned():
+def test_numeric_columns_of_study_tables_are_right_aligned_including_the_footer():
     page = read_page(render_study([study(SMALL, LARGE, GROWN)], "made"))
     rows = list(page.one("div", **{"aria-label": "made: regret by compute"}).all("tr"))
     for row in rows:
@@ -115,7 +114,7 @@ def test_numeric_columns_of_study_tables_and_their_footers_are_right_aligned():
     assert [cell.text for cell in rows[-1].all()] == ["best static size", "static:1", "static:2", ""]
 
 
-def test_study_page_is_self_contained_and_escapes_names():
+def test_html_page_of_a_study_is_self_contained_and_escapes_names_of_arms():
     page = render_study([study(SMALL, LARGE, arm("<b>", [1.0, 1.0], [1.0, 1.0]))], "made & done")
     assert "<b>" not in page
     assert "made &amp; done" in page

@@ -24,7 +24,7 @@ def transitions() -> list[TransitionRow]:
 def histories(
     rows: list[SeedRow] | None = None, moves: list[TransitionRow] | None = None, run: RunRow = RUN
 ) -> list[SeedHistory]:
-    """Return the seed histories computed from the given telemetry rows, by default those of ``fake_run``."""
+    """Return the history of each seed, computed from telemetry rows, by default those of ``fake_run``."""
     rows, moves = seeds() if rows is None else rows, transitions() if moves is None else moves
     return seed_histories(run, fake_run.EPOCHS, rows, moves)
 
@@ -71,13 +71,13 @@ heuristic  61.5 (+39.5)  60.2 (+38.8)  398 (×1.59)  4.00 GFLOP (×2.67)
 off                22.0          21.5          250          1.50 GFLOP"""
 
 
-def test_episode_summary_fits_80_columns():
+def test_summary_of_an_episode_has_the_expected_text_of_80_columns():
     shown = text_of(episode_summary(RUN, fake_run.episode_row(), histories()))
 
     assert shown == SUMMARY
 
 
-def test_episode_summary_with_the_longest_names_fits_80_columns():
+def test_summary_of_an_episode_with_the_longest_names_fits_80_columns():
     run = replace(fake_run.run_row(), blueprints=["flex_attention"] * 13, slots=["r10c10"] * 3)
     measured = {"contribution": -21.9, "contribution_error": 10.8, "shapley": -20.5}
     rows = [replace(row, style=1, params=123_456, **measured) for row in seeds()]
@@ -88,7 +88,7 @@ def test_episode_summary_with_the_longest_names_fits_80_columns():
         assert whole in shown
 
 
-def test_episode_summary_names_an_early_end_and_omits_purposes_without_compute():
+def test_summary_of_an_episode_has_the_cause_of_an_early_end_and_omits_zero_flop_entries():
     episode = replace(control(), ended_by="rollback", flops={"forward": 10, "counterfactual": 0})
     shown = text_of(episode_summary(RUN, episode, []))
 
@@ -97,7 +97,7 @@ def test_episode_summary_names_an_early_end_and_omits_purposes_without_compute()
     assert shown.endswith("no seed germinated")
 
 
-def test_unknown_values_in_an_episode_summary_are_dashes():
+def test_unknown_values_in_the_summary_of_an_episode_are_dashes():
     episode = replace(fake_run.episode_row(), twin_val_score=None)
     shown = text_of(episode_summary(RUN, episode, histories([])))
 
@@ -106,7 +106,7 @@ def test_unknown_values_in_an_episode_summary_are_dashes():
     assert shown.count("–") == 2 + 3 * 4
 
 
-def test_episode_summary_has_the_last_contribution_and_the_final_state_of_a_seed():
+def test_json_summary_of_an_episode_has_the_last_contribution_and_the_final_state_of_a_seed():
     moves = [
         replace(row, contribution=1.5) if row.seed == 2 and row.to_stage == Stage.PRUNED else row
         for row in transitions()
@@ -119,7 +119,7 @@ def test_episode_summary_has_the_last_contribution_and_the_final_state_of_a_seed
     assert [seed["fate"] for seed in result["seeds"]] == ["alive", "alive", "alive"]
 
 
-def test_comparison_of_arms_shows_the_difference_from_the_last_arm():
+def test_comparison_table_of_arms_shows_differences_from_the_last_arm():
     assert text_of(comparison([("heuristic", fake_run.episode_row()), ("off", control())])) == COMPARISON
     alone = text_of(comparison([("[off]", control())])).split("\n")[-1]
     # Brackets in the name of an arm are printed as text, not read as markup of rich.
@@ -128,13 +128,13 @@ def test_comparison_of_arms_shows_the_difference_from_the_last_arm():
     assert max(map(len, text_of(comparison(many)).split("\n"))) <= 80
 
 
-def test_json_output_has_the_content_of_the_episode_summary():
+def test_json_summary_of_an_episode_has_the_content_of_the_text_summary():
     result = as_json(RUN, fake_run.episode_row(), histories())
     pruned = result["seeds"][1]
 
     assert json.loads(json.dumps(result)) == result
     assert result["val_gain_over_twin"] == 39.5
-    # The charged FLOPs exclude validation and count the compute of pruned seeds once.
+    # Charged FLOPs exclude those of validation; those of pruned seeds are not counted twice.
     assert result["flops_charged"] == 4_000_000_000
     assert result["ops"]["GERMINATE"] == 3
     assert pruned == {

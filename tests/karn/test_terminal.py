@@ -1,4 +1,4 @@
-"""Terminal view of runs: printed lines, full screen, and the share of the training time spent on it."""
+"""Terminal view of runs: printed lines, full screen, and the share of time spent on refreshing."""
 
 import io
 from collections.abc import Iterable, Iterator
@@ -79,11 +79,13 @@ def logged(directory: Path, rows: Iterable[Row]) -> list[str]:
 # --- plain lines ------------------------------------------------------------------------------------
 
 
-def test_output_without_a_terminal_has_a_line_per_epoch_and_per_stage_change(tmp_path: Path) -> None:
+def test_terminal_view_without_a_terminal_prints_a_line_per_epoch_and_per_stage_change(
+    tmp_path: Path,
+) -> None:
     assert logged(tmp_path / "run", a_run()) == LOG.splitlines()
 
 
-def test_dumb_or_ascii_terminal_gets_plain_lines_and_no_screen(tmp_path: Path) -> None:
+def test_terminal_view_on_a_dumb_or_ascii_terminal_prints_plain_lines(tmp_path: Path) -> None:
     write(tmp_path / "run", a_run())
     dumb, raw = io.StringIO(), io.BytesIO()
     shown(tmp_path / "run", Console(file=dumb, force_terminal=True, _environ={"TERM": "dumb"}))
@@ -94,7 +96,9 @@ def test_dumb_or_ascii_terminal_gets_plain_lines_and_no_screen(tmp_path: Path) -
     assert b"params 398 ?1.59  slots T..\n" in raw.getvalue()
 
 
-def test_epoch_lines_name_later_episodes_and_show_an_unknown_twin_score_as_a_dash(tmp_path: Path) -> None:
+def test_printed_epoch_line_names_every_episode_but_the_first_and_has_a_dash_for_an_unknown_twin_score(
+    tmp_path: Path,
+) -> None:
     bare = replace(fake_run.epoch_row(1, episode=2), twin_score=None)
     lines = logged(tmp_path / "run", chain(a_run(2), [bare]))
 
@@ -106,8 +110,8 @@ def test_epoch_lines_name_later_episodes_and_show_an_unknown_twin_score_as_a_das
 
 
 @pytest.mark.parametrize("share", [1e-6, 1e6], ids=["tiny-share", "large-share"])
-def test_every_line_of_a_run_in_progress_is_printed_once(share: float, tmp_path: Path) -> None:
-    """With a tiny share of time, the view reads the run once at the start and once at the end."""
+def test_terminal_view_prints_every_line_of_a_run_in_progress_once(share: float, tmp_path: Path) -> None:
+    """With a tiny share of time for refreshing, the view reads the run twice: at the start and at the end."""
     file, writer = io.StringIO(), RunWriter(tmp_path / "run")
     after_first: list[str] = []
     with TerminalView(tmp_path / "run", Console(file=file), share_of_time=share) as view:
@@ -129,7 +133,7 @@ def governor_alert(value: float | None, limit: float | None) -> AlertRow:
     return replace(row, severity="error", value=value, limit=limit, episode=1, epoch=7)
 
 
-def test_alert_of_a_run_is_printed_as_one_line(tmp_path: Path) -> None:
+def test_terminal_view_prints_an_alert_as_one_line(tmp_path: Path) -> None:
     rows = [fake_run.run_row(), governor_alert(2.314, 2.2561), governor_alert(None, None)]
     start = "error collapse raised in episode 1, epoch 7 (environment 0): found"
     assert logged(tmp_path / "run", rows)[2:] == [
@@ -146,8 +150,8 @@ def two_iterations() -> Iterator[Row]:
     yield fake_training.alert_row("kl", 3, "cleared", value=0.01)
 
 
-def test_training_logs_one_line_per_iteration_and_one_per_alert(tmp_path: Path) -> None:
-    """The training is in progress; 98 iterations of 12.5 s each are left."""
+def test_terminal_view_prints_one_line_per_training_iteration_and_one_per_alert(tmp_path: Path) -> None:
+    """Show a training in progress, with 98 iterations of 12.5 s each left."""
     file = io.StringIO()
     with RunWriter(tmp_path / "run") as writer:
         for row in two_iterations():
@@ -158,7 +162,9 @@ def test_training_logs_one_line_per_iteration_and_one_per_alert(tmp_path: Path) 
     assert file.getvalue() == TRAINING_LOG
 
 
-def test_iteration_line_shows_evaluation_skipped_update_and_unknown_values(tmp_path: Path) -> None:
+def test_printed_iteration_line_shows_evaluation_and_skipped_update_and_dashes_for_unknown_values(
+    tmp_path: Path,
+) -> None:
     unknown = dict.fromkeys(("mean_return", "val_score", "params", "explained_variance", "entropy"))
     why = "reward of environment 1 at step 2 is nan"
     row = replace(fake_training.update_row(10), skipped=why, **unknown)
@@ -169,7 +175,7 @@ def test_iteration_line_shows_evaluation_skipped_update_and_unknown_values(tmp_p
     assert "ev –  entropy –" in line
 
 
-def test_lines_of_earlier_iterations_are_not_printed_again_for_a_resumed_training(tmp_path: Path) -> None:
+def test_terminal_view_of_a_resumed_training_does_not_print_earlier_iterations_again(tmp_path: Path) -> None:
     write(tmp_path / "run", fake_training.course(2))
     file = io.StringIO()
     shown(tmp_path / "run", Console(file=file), skip_past=True)
@@ -184,7 +190,7 @@ def test_lines_of_earlier_iterations_are_not_printed_again_for_a_resumed_trainin
 def test_terminal_view_does_not_show_an_earlier_run_in_the_directory(
     is_terminal: bool, tmp_path: Path
 ) -> None:
-    """A new run whose directory is refused ends before ``TerminalView.refresh`` is called."""
+    """Close the view before ``TerminalView.refresh`` is called, as happens if a run directory is refused."""
     write(tmp_path / "run", a_run())
     file = io.StringIO()
     console = Console(file=file, force_terminal=is_terminal, color_system=None, width=80, height=24)
@@ -224,7 +230,7 @@ r0c1    ·░░░✂--~  dormant    –              –            –      �
 r0c2    ······░✂  pruned     –              –            –      –
 """
 TRAINING_SCREEN = """\
-digits_impaired · ppo · stopped · iteration 42/100 · 0:01:36 · 14 steps/s
+digits_impaired · ppo · stopped · iteration 42/100 · 0:01:36 · 13.9 steps/s
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━╸━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
 score    42.7  best 42.7                 ▂▃▃▃▃▃▄▄▄▄▄▄▅▅▅▅▅▆▆▆▆▆▇▇▇▇▇▇██
 twin     16.7  lead +26.0                ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁
@@ -295,7 +301,7 @@ def test_terminal_screen_shows_metrics_outside_their_normal_range_in_bold(troubl
 
 
 def test_pruning_stays_visible_when_a_narrow_terminal_merges_epochs_of_a_slot(tmp_path: Path) -> None:
-    """On a terminal of 63 columns, the timeline of a slot has 5 columns of two epochs each."""
+    """Use a terminal of 63 columns, in which each glyph of a slot's timeline stands for two epochs."""
     write(tmp_path / "run", a_run())
     lane = next(line for line in text_of(tmp_path / "run", 63).splitlines() if line.startswith("r0c1"))
 
@@ -306,8 +312,10 @@ def test_terminal_screen_shows_the_selected_environment_of_a_training(troubled: 
     assert "slots   iteration 42, environment 0: score 62.0, twin 22.0\n" in text_of(troubled, env=0)
 
 
-def test_terminal_screen_waits_for_the_first_row_and_finally_shows_the_last_state(tmp_path: Path) -> None:
-    """The share of time allows one read of the run at the start, in addition to the read at the end."""
+def test_terminal_screen_waits_for_the_first_telemetry_row_and_finally_shows_the_last_epoch(
+    tmp_path: Path,
+) -> None:
+    """Allow so little time for refreshing that the run is read at most once before the read at the end."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=80, height=24)
     view = TerminalView(tmp_path / "run", console, share_of_time=1e-9)
@@ -328,7 +336,7 @@ def test_terminal_screen_waits_for_the_first_row_and_finally_shows_the_last_stat
     assert last.endswith("\x1b[?25h")
 
 
-def test_terminal_screen_is_recomputed_only_after_a_refresh(
+def test_terminal_screen_is_computed_once_per_refresh_and_not_for_every_frame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -346,7 +354,7 @@ def test_terminal_screen_is_recomputed_only_after_a_refresh(
         assert len(asked) == 2
 
 
-def test_epoch_line_shows_skipped_float16_steps() -> None:
+def test_printed_epoch_line_shows_the_number_of_skipped_float16_steps() -> None:
     row = replace(fake_run.epoch_row(1), skipped_steps=3)
     line = line_of(LogEntry(row), fake_run.run_row())
     assert line is not None

@@ -1,4 +1,4 @@
-"""Helpers that train a seed epoch by epoch in the order of an environment, and a seed with dropout."""
+"""Helpers that train a seed from epoch to epoch as an environment does, and a seed with dropout."""
 
 from torch import Tensor, nn
 
@@ -26,12 +26,13 @@ def zero(layer: nn.Conv2d) -> nn.Conv2d:
 
 
 def act(trial: Trial, op: LifecycleOp, slot: int, **heads: int) -> Outcome:
-    """Apply one action to one slot; action heads that are not given have their canonical value."""
+    """Apply an action to a slot of a network; action heads that are not given have their canonical value."""
     return apply_action(trial.model, action(op, slot, **heads), seed_id=0)
 
 
 def epoch(trial: Trial, x: Tensor, y: Tensor) -> MinibatchResult:
-    """Run an epoch of one minibatch: train, advance alpha ramps, record gradients, advance stages."""
+    """Run an epoch of one minibatch: train, advance alpha ramps, record gradients, make automatic stage
+    changes."""
     trial.model.train()
     result = Learner(trial.model, trial.optimiser, loss, clip=CLIP).run(x, y, measure=True)
     table = trial.model.table

@@ -1,4 +1,4 @@
-"""An environment refuses illegal actions and values outside of their action heads."""
+"""An environment refuses illegal actions and values outside the range of their action head."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ from tests.tolaria.building import WAIT, action, bits, plant, run, stages_of, st
         "prune a seed below the minimum age",
     ],
 )
-def test_illegal_action_is_refused_and_has_the_effect_of_waiting(illegal: IntArray) -> None:
+def test_environment_treats_a_refused_illegal_action_as_wait(illegal: IntArray) -> None:
     (env, sink), (twin, _) = started(), started()
     run(env, {0: plant(1)}, until=1)
     run(twin, {0: plant(1)}, until=1)
@@ -53,7 +53,7 @@ def test_illegal_action_is_refused_and_has_the_effect_of_waiting(illegal: IntArr
     ],
     ids=["slot above the last", "negative slot", "blueprint above the last", "seven heads"],
 )
-def test_action_with_a_value_outside_of_its_head_raises_and_does_not_step(
+def test_action_with_a_value_outside_the_range_of_its_head_raises_an_error_without_a_step(
     row: IntArray, sentence: str
 ) -> None:
     env, _ = started()
@@ -62,7 +62,7 @@ def test_action_with_a_value_outside_of_its_head_raises_and_does_not_step(
     assert env.epoch == 0
 
 
-def test_germination_in_a_disabled_slot_is_refused_in_every_episode() -> None:
+def test_germination_in_a_disabled_slot_is_refused_and_the_slot_stays_disabled_in_the_next_episode() -> None:
     env, sink = started(enabled=(False, True, True))
     for epoch in range(4):
         env.step(plant(0 if epoch < 3 else 1))

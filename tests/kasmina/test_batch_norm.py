@@ -1,4 +1,4 @@
-"""Every configuration of seeds is scored with batch-normalisation statistics of that configuration."""
+"""Every on/off configuration of seeds is scored with BatchNorm statistics of that configuration."""
 
 import copy
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from esper import MorphogeneticModel
-from esper.kasmina.batch_norm import CALIBRATION_SAMPLES, recalibrate
+from esper.kasmina.dry_run import CALIBRATION_SAMPLES, recalibrate
 from esper.leyline import BlueprintAction, Stage, Style
 from esper.leyline.errors import EsperError
 from esper.tolaria.objective import CLASSIFICATION
@@ -16,16 +16,14 @@ from tests.tolaria.building import bits, measured_on, set_stage, stir
 
 
 def inputs(count: int, rng_seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Return random images and labels."""
+    """Return ``count`` random images and labels."""
     generator = torch.Generator().manual_seed(rng_seed)
     x = torch.randn(count, *INPUT_SHAPE, generator=generator)
     return x, torch.randint(CLASSES, (count,), generator=generator)
 
 
 def grown() -> MorphogeneticModel:
-    """Return a network with two held seeds, trained BatchNorm statistics, and dropout that scoring must
-    disable.
-    """
+    """Return a network with two seeds in stage HOLDING, trained BatchNorm statistics, and dropout."""
     torch.manual_seed(0)
     model = MorphogeneticModel(BatchHost(4))
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
@@ -41,12 +39,12 @@ def grown() -> MorphogeneticModel:
     return model
 
 
-def test_measuring_a_network_with_batch_norm_without_calibration_is_refused() -> None:
+def test_measuring_contributions_in_a_network_with_batch_norm_is_refused_without_calibration_inputs() -> None:
     with pytest.raises(EsperError, match=r"has 2 BatchNorm layers, .* pass training inputs as calibration"):
         measured_on(grown(), *inputs(20), (0, 1))
 
 
-def test_every_seed_configuration_is_scored_with_batch_norm_statistics_of_its_own_calibration_pass() -> None:
+def test_batch_norm_statistics_are_recomputed_for_every_on_off_configuration_that_is_scored() -> None:
     model = grown()
     x, y = inputs(60)
     training = inputs(200, rng_seed=1)[0]
@@ -57,7 +55,8 @@ def test_every_seed_configuration_is_scored_with_batch_norm_statistics_of_its_ow
         for layer in expected.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.train()
-                layer.momentum = 1.0  # With momentum 1 the running statistics are those of the last batch.
+                # With momentum 1 the running statistics of BatchNorm are those of the last batch.
+                layer.momentum = 1.0
         with torch.no_grad(), expected.taking_part(expected.without(*off)):
             expected(training)
             output = expected.eval()(x)
@@ -65,7 +64,7 @@ def test_every_seed_configuration_is_scored_with_batch_norm_statistics_of_its_ow
     assert len(set(result.losses.tolist())) == 4, "each configuration has another loss"
 
 
-def test_measuring_keeps_weights_statistics_momentum_modes_and_random_state() -> None:
+def test_measuring_contributions_leaves_weights_batch_norm_state_modes_and_random_state_unchanged() -> None:
     model = grown()
     before, state, momenta = bits(model.state_dict()), torch.get_rng_state(), _momenta(model)
     measured_on(model, *inputs(20), (0, 1), calibration=inputs(50)[0])
@@ -77,7 +76,7 @@ def test_measuring_keeps_weights_statistics_momentum_modes_and_random_state() ->
     assert not any(module.training for module in model.modules())
 
 
-def test_batch_norm_recalibration_persists_and_uses_at_most_512_inputs() -> None:
+def test_recalibrate_computes_batch_norm_statistics_from_at_most_512_inputs() -> None:
     model = grown()
     training = inputs(CALIBRATION_SAMPLES + 100)[0]
     before = bits(list(model.buffers()))

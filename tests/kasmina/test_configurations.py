@@ -1,4 +1,5 @@
-"""Scores with seeds switched off: prefix sharing equals whole forward passes, scoring changes no state."""
+"""Scores with seeds switched off: sharing part of the forward pass among configurations changes neither
+scores nor state."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,15 +11,7 @@ from torch import Tensor, nn
 from esper.kasmina import Host, MorphogeneticModel
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.configurations import outputs_by_replay
-from esper.kasmina.contributions import (
-    BoolArray,
-    Contributions,
-    FloatArray,
-    Scorer,
-    evaluating,
-    measure,
-    score_samples,
-)
+from esper.kasmina.contributions import BoolArray, Contributions, Scorer, evaluating, measure, score_samples
 from esper.kasmina.hosts import CNNHost, ResidualHost, TransformerHost
 from esper.leyline import Stage, Style
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN, Measure, Objective
@@ -46,7 +39,8 @@ def gpt() -> Host:
 
 
 def grown(build: Callable[[], Host], seeds: int) -> MorphogeneticModel:
-    """Return a host with perturbed seeds blended into its first slots."""
+    """Return a host with blended seeds in its first ``seeds`` slots; the weights of the seeds are
+    perturbed."""
     restart(0)
     model = MorphogeneticModel(build())
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
@@ -64,7 +58,7 @@ def grown(build: Callable[[], Host], seeds: int) -> MorphogeneticModel:
 
 
 def samples(model: MorphogeneticModel) -> tuple[Tensor, Tensor, Objective]:
-    """Return inputs, targets and objective for a host."""
+    """Return inputs, targets and objective (loss and score) for a host."""
     restart(1)
     if isinstance(model.host, TransformerHost):
         x = torch.randint(12, (SAMPLES, 5))
@@ -73,15 +67,14 @@ def samples(model: MorphogeneticModel) -> tuple[Tensor, Tensor, Objective]:
 
 
 def replay_scorer(model: MorphogeneticModel, x: Tensor, y: Tensor, score: Measure, loss: Measure) -> Scorer:
-    """Return a scorer that runs one whole forward pass for each configuration."""
+    """Return a scorer of on/off configurations of seeds that runs a whole forward pass per configuration."""
 
-    def scorer(slots: Sequence[int], configurations: BoolArray) -> tuple[FloatArray, FloatArray]:
+    def scorer(slots: Sequence[int], configurations: BoolArray) -> Tensor:
         with evaluating(model):
             outputs = [found.output for found in outputs_by_replay(model, x, slots, configurations)]
-        scores, losses = (
-            np.stack([metric(output, y).double().numpy() for output in outputs]) for metric in (score, loss)
+        return torch.stack(
+            [torch.stack([metric(output, y) for output in outputs]) for metric in (score, loss)]
         )
-        return scores, losses
 
     return scorer
 
@@ -89,14 +82,14 @@ def replay_scorer(model: MorphogeneticModel, x: Tensor, y: Tensor, score: Measur
 @pytest.mark.parametrize(
     ("build", "seeds"), [(cnn, 1), (cnn, 3), (cnn, 4), (cnn, 5), (residual, 3), (gpt, 3)]
 )
-def test_scores_by_prefix_sharing_equal_scores_by_whole_forward_passes(
+def test_sharing_parts_of_the_forward_pass_among_on_off_configurations_does_not_change_their_scores(
     build: Callable[[], Host], seeds: int
 ) -> None:
     model = grown(build, seeds)
     x, y, objective = samples(model)
 
     def scores(output: Tensor, target: Tensor) -> Tensor:
-        # Losses differ for every output; accuracies may be equal for different outputs.
+        # Negative losses are used as scores, because accuracies of different outputs may be equal.
         return -objective.sample_losses(output, target)
 
     slots = tuple(range(seeds))
@@ -111,7 +104,7 @@ def test_scores_by_prefix_sharing_equal_scores_by_whole_forward_passes(
 
 
 def assert_different(found: Contributions, seeds: int) -> None:
-    """Check that every seed changes the scores; otherwise a scorer that ignores seeds would pass the test."""
+    """Check that every seed changes the scores, so that the test would detect a scorer that ignores seeds."""
     assert len(np.unique(found.scores)) == len(found.configurations)
     assert len(found.configurations) == 2**seeds or seeds > 4
     assert (found.error > 1e-3).all()
@@ -125,7 +118,8 @@ def generator(rng_seed: int) -> torch.Generator:
 
 
 def scored(trial: Trial, slots: tuple[int, ...]) -> Contributions:
-    """Measure the contributions of ``slots``; networks with batch norm are calibrated on training inputs."""
+    """Measure the contributions of the seeds in ``slots``, with recomputed statistics if the network has
+    batch norm."""
     x, y = batch(5)
     has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in trial.model.modules())
     scorer = score_samples(
@@ -141,12 +135,13 @@ def scored(trial: Trial, slots: tuple[int, ...]) -> Contributions:
 
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("training", [True, False])
-def test_score_samples_restores_the_mode_of_every_submodule(kind: Kind, training: bool) -> None:
+def test_score_samples_restores_the_training_mode_of_every_submodule(kind: Kind, training: bool) -> None:
     trial = planted(Case("conv_light", 0, kind, 4), training_epochs=0)
     trial.train(1)
     model = trial.model.train(training)
     modules = list(model.modules())
-    # Users freeze layers by eval mode inside a network in train mode, and MC dropout does the reverse.
+    # Users may set frozen layers to eval mode in a network in train mode or, for MC dropout, dropout layers
+    # to train mode in a network in eval mode.
     for module in modules[1::2]:
         module.training = not training
     wanted = [module.training for module in modules]
@@ -156,7 +151,7 @@ def test_score_samples_restores_the_mode_of_every_submodule(kind: Kind, training
 
 
 @pytest.mark.parametrize("kind", IMAGES)
-def test_score_samples_restores_modes_after_an_error(kind: Kind) -> None:
+def test_score_samples_restores_the_training_mode_of_every_submodule_after_an_error(kind: Kind) -> None:
     trial = planted(Case("conv_light", 0, kind, 4), training_epochs=0)
     modules = list(trial.model.train().modules())
     modules[-1].training = False
@@ -187,7 +182,9 @@ def test_score_samples_runs_in_eval_mode_and_leaves_weights_buffers_and_random_s
 
 
 @pytest.mark.parametrize("kind", ["images_batch", "plain_images"])
-def test_recalibrated_batch_norm_scores_each_sample_independently_of_its_batch(kind: Kind) -> None:
+def test_output_of_a_sample_with_recomputed_batch_norm_statistics_does_not_depend_on_its_batch(
+    kind: Kind,
+) -> None:
     trial = planted(Case("conv_light", 0, kind, 4), training_epochs=0)
     trial.train(2)
     (x, _), (calibration, _) = batch(5), batch(6)

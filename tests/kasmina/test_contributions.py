@@ -27,7 +27,7 @@ UNKNOWN = float("nan")
 
 @torch.no_grad()
 def plain_output(model: MorphogeneticModel, x: Tensor, off: set[int]) -> Tensor:
-    """Return the output of a plain forward pass with the seeds of the slots ``off`` switched off."""
+    """Return the output of the network in eval mode, with the seeds of the slots ``off`` switched off."""
     with model.eval().taking_part(model.without(*off)):
         return model(x)
 
@@ -37,7 +37,7 @@ def sample_scores(model: MorphogeneticModel, x: Tensor, y: Tensor, off: set[int]
 
 
 def joined(outputs: Iterable[ConfigurationOutput], count: int) -> list[Tensor]:
-    """Return the output of each configuration; check that every sample occurs once and in order."""
+    """Join the outputs of each on/off configuration; check that all samples occur once and in order."""
     parts: list[list[Tensor]] = [[] for _ in range(count)]
     reached = [0] * count
     for row, samples, output in outputs:
@@ -56,26 +56,26 @@ def assert_prefix_tree_equals_plain_forward(model: MorphogeneticModel, slots: tu
     for output, on in zip(outputs, choices, strict=True):
         off = {slot for slot, flag in zip(slots, on, strict=True) if not flag}
         assert (output - plain_output(model, x, off)).abs().max() <= 1e-6
-    # Outputs must differ between configurations; otherwise a scorer that ignores seeds would pass the test.
+    # Outputs must differ between configurations, so that the test would detect a scorer that ignores seeds.
     assert (outputs[0] - outputs[-1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_output_of_every_seed_configuration_equals_a_plain_forward_pass(count: int) -> None:
+def test_output_of_every_on_off_configuration_equals_that_of_a_separate_forward_pass(count: int) -> None:
     host = cnn((2, 4, 8, 8)[:count])
     model, _ = grown_model(dict(enumerate(SEEDS[:count])), host=host, styles=STYLES)
     assert_prefix_tree_equals_plain_forward(model, tuple(range(count)))
 
 
 @pytest.mark.parametrize("slots", [(0,), (1,), (2,), (0, 2), (1, 2)])
-def test_seeds_outside_the_measured_slots_stay_on_in_every_configuration(slots: tuple[int, ...]) -> None:
-    # Three of the five slots hold a seed; the last two are empty.
+def test_seeds_that_are_not_measured_stay_on_in_every_on_off_configuration(slots: tuple[int, ...]) -> None:
+    # The first three of five slots have a seed; the last two are empty.
     seeds = dict(enumerate(SEEDS[:3]))
     model, _ = grown_model(seeds, host=cnn((2, 4, 8, 8, 8)), styles=STYLES, stage=Stage.FOSSILIZED)
     assert_prefix_tree_equals_plain_forward(model, slots)
 
 
-def test_host_without_seeds_has_one_score_and_no_contributions() -> None:
+def test_measuring_a_host_without_seeds_gives_one_score_and_no_contributions() -> None:
     model, _ = grown_model({})
     x, y = digits(100)
     measured = measured_on(model, x, y, ())
@@ -83,7 +83,7 @@ def test_host_without_seeds_has_one_score_and_no_contributions() -> None:
     assert measured.scores.tolist() == [sample_scores(model, x, y, set()).mean()]
 
 
-def test_scores_and_losses_equal_those_of_plain_forward_passes() -> None:
+def test_measured_scores_and_losses_of_on_off_configurations_equal_those_of_separate_forward_passes() -> None:
     model, _ = grown_model(dict(enumerate(SEEDS[:3])))
     x, y = digits(200)
     measured = measured_on(model, x, y, (2, 0))
@@ -95,7 +95,7 @@ def test_scores_and_losses_equal_those_of_plain_forward_passes() -> None:
     np.testing.assert_allclose(measured.losses[[0, 3]], losses, rtol=1e-5)
 
 
-def test_six_seeds_are_measured_by_leave_one_out_and_sampled_orders() -> None:
+def test_six_seeds_are_measured_by_switching_each_off_and_by_sampled_orders_of_switching_on() -> None:
     count, host = 6, cnn((2, 4, 4, 4, 4, 4))
     model, optimiser = grown_model(dict.fromkeys(range(count), BlueprintAction.CONV_LIGHT), host=host)
     practise(model, optimiser)
@@ -106,8 +106,8 @@ def test_six_seeds_are_measured_by_leave_one_out_and_sampled_orders() -> None:
     full = sample_scores(model, x, y, set())
     alone_off = [sample_scores(model, x, y, {slot}) for slot in slots]
     np.testing.assert_allclose(measured.contribution, [(full - off).mean() for off in alone_off])
-    # Every sampled order starts with all seeds off and ends with all on, so its marginal gains sum to the
-    # total gain.
+    # Every sampled order leads from all seeds off to all seeds on, so the score gains of an order add up to
+    # the total gain.
     gain = full.mean() - sample_scores(model, x, y, set(slots)).mean()
     assert measured.shapley.sum() == pytest.approx(gain)
     assert len(measured.configurations) <= count + 8 * (count - 1) + 2, (
@@ -128,7 +128,7 @@ def test_six_seeds_are_measured_by_leave_one_out_and_sampled_orders() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_leave_one_out_measurement_leaves_shapley_values_and_interactions_nan() -> None:
+def test_shapley_values_and_interactions_are_nan_if_seeds_are_only_switched_off_one_at_a_time() -> None:
     model, _ = grown_model(dict(enumerate(SEEDS[:2])))
     x, y = digits(200)
     measured = measured_on(model, x, y, (0, 1), only_contributions=True)
@@ -141,16 +141,17 @@ def test_leave_one_out_measurement_leaves_shapley_values_and_interactions_nan() 
         np.testing.assert_array_equal(unknown, [UNKNOWN, UNKNOWN])
 
 
-def test_attribution_of_two_seeds_equals_values_worked_by_hand() -> None:
-    # Mean scores: no seed 10, second seed 20, first seed 40, both seeds 80.
+def test_contributions_shapley_values_and_interaction_of_two_seeds_equal_values_computed_by_hand() -> None:
+    # Mean scores of the configurations: no seed 10, second seed only 20, first seed only 40, both seeds 80.
     scores = np.array([[10.0, 10.0], [10.0, 30.0], [40.0, 40.0], [70.0, 90.0]])
     game = attribute((0, 2), every_choice(2), scores, np.zeros(4), [(0, 1), (1, 0)])
     assert game.contribution.tolist() == [80.0 - 20.0, 80.0 - 40.0]
-    # Score differences per sample are (60, 60) and (30, 50), with standard deviations 0 and √200; the
-    # standard error divides by √2 for two samples.
+    # Switching off the first seed lowers the scores of the two samples by 60 and 60; switching off the second
+    # seed lowers them by 30 and 50. These score differences have standard deviations 0 and √200; the standard
+    # error is the standard deviation divided by √2.
     np.testing.assert_allclose(game.error, [0.0, 10.0])
     # Shapley value of the first seed: mean of 40 − 10 (first seed alone) and 80 − 20 (added to the second).
-    # Shapley value of the second seed: mean of 20 − 10 and 80 − 40.
+    # Shapley value of the second seed: mean of 20 − 10 (second seed alone) and 80 − 40 (added to the first).
     assert game.shapley.tolist() == [45.0, 25.0]
     # Interaction of the two seeds: their joint gain exceeds the sum of separate gains by 80 − 20 − 40 + 10 =
     # 30.
@@ -160,15 +161,15 @@ def test_attribution_of_two_seeds_equals_values_worked_by_hand() -> None:
     assert (game.score, game.slots) == (80.0, (0, 2))
 
 
-def test_attribution_of_three_seeds_equals_values_worked_by_hand() -> None:
-    # The three seeds alone gain 1, 2 and 4; the first pair gains 12 more, the last pair 6 less; without seeds
-    # the score is 5.
+def test_contributions_shapley_values_and_interactions_of_three_seeds_equal_values_computed_by_hand() -> None:
+    # The score without seeds is 5, and the seeds raise it by 1, 2 and 4. Seeds 1 and 2 together raise the
+    # score by 12 more than the sum of their separate gains; seeds 2 and 3 together by 6 less than that sum.
     choices = every_choice(3)
     value = 5.0 + choices @ [1.0, 2.0, 4.0] + 12.0 * choices[:, :2].all(1) - 6.0 * choices[:, 1:].all(1)
     orders = list(permutations(range(3)))
     game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(8), orders)
-    # Shapley values: own gain plus half of the extra gain of each pair, so 1 + 6, 2 + 6 − 3 and 4 − 3. Their
-    # sum is the total gain 18 − 5.
+    # The Shapley value of a seed is its gain alone plus half of the extra gain of each pair with it: 1 + 6, 2
+    # + 6 − 3 and 4 − 3. The sum of the Shapley values is the total gain 18 − 5.
     np.testing.assert_allclose(game.shapley, [7.0, 5.0, 1.0])
     assert game.score - game.scores[0] == 13.0
     assert game.contribution.tolist() == [13.0, 8.0, -2.0]
@@ -185,13 +186,14 @@ def test_interactions_of_a_single_seed_are_nan() -> None:
         np.testing.assert_array_equal(unknown, [UNKNOWN])
 
 
-def test_interaction_sum_is_nan_if_one_pair_was_not_measured() -> None:
+def test_interaction_sum_of_a_seed_is_nan_if_one_of_its_pairs_was_not_measured() -> None:
     # The configuration with first and third seed off is not measured, so the interaction of these two seeds
     # is unknown.
     choices = every_choice(3)[[0, 1, 3, 4, 5, 6, 7]]
     value = np.array([0.0, 3.0, 4.0, 1.0, 6.0, 5.0, 9.0])
     game = attribute((0, 1, 2), choices, np.column_stack([value, value]), np.zeros(7), [])
-    # Interaction of second and first seed: 9 − 4 − 6 + 3 = 2; of second and third seed: 9 − 6 − 5 + 1 = −1.
+    # Interaction of the first and second seed: 9 − 4 − 6 + 3 = 2; of the second and third seed: 9 − 6 − 5 + 1
+    # = −1.
     np.testing.assert_array_equal(game.interaction_sums(), [UNKNOWN, 2.0 - 1.0, UNKNOWN])
     np.testing.assert_array_equal(game.strongest_boosts(), [UNKNOWN, 2.0, UNKNOWN])
 
@@ -203,7 +205,7 @@ def test_interaction_sum_is_nan_if_one_pair_was_not_measured() -> None:
     ("features", "batched", "answered"),
     [(1, 2**18, 1), (3 * 512, 2**18, 1), (2**17, 0, 2**15), (3 * 512, 0, 2 * 32), (2**17, 0, 1)],
 )
-def test_scores_do_not_depend_on_how_samples_and_configurations_are_batched(
+def test_scores_of_on_off_configurations_do_not_depend_on_how_samples_are_divided_into_batches(
     monkeypatch: pytest.MonkeyPatch, features: int, batched: int, answered: int
 ) -> None:
     model, optimiser = grown_model(dict(enumerate(SEEDS[:3])), styles=STYLES)
@@ -220,7 +222,7 @@ def test_scores_do_not_depend_on_how_samples_and_configurations_are_batched(
     assert len(set(whole.losses.tolist())) == 8
 
 
-def test_scores_of_a_transformer_equal_those_of_plain_forward_passes() -> None:
+def test_measured_scores_of_a_transformer_equal_those_of_separate_forward_passes() -> None:
     host = TransformerHost(vocabulary=16, context=6, width=8, layers=3, heads=2)
     seeds = {0: BlueprintAction.LORA, 1: BlueprintAction.ATTENTION, 2: BlueprintAction.MLP}
     model, _ = grown_model(seeds, host=host, styles=STYLES)
@@ -234,8 +236,8 @@ def test_scores_of_a_transformer_equal_those_of_plain_forward_passes() -> None:
     assert len(set(measured.losses.tolist())) == 8
 
 
-def test_contributions_are_recorded_in_the_table_for_measured_slots_only() -> None:
-    # Mean scores: no seed 10, second seed 20, first seed 40, both seeds 80.
+def test_contributions_are_stored_in_the_slot_table_only_for_measured_slots() -> None:
+    # Mean scores of the configurations: no seed 10, second seed only 20, first seed only 40, both seeds 80.
     scores = np.array([[10.0, 10.0], [10.0, 30.0], [40.0, 40.0], [70.0, 90.0]])
     table = SlotTable.empty(1, 3)
     record_contributions(table, attribute((0, 2), every_choice(2), scores, np.zeros(4), [(0, 1), (1, 0)]))

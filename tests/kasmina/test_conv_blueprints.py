@@ -1,4 +1,5 @@
-"""Parameter counts and formulas of the blueprints for feature maps; the contract matrix tests other rules."""
+"""Parameter counts and formulas of the blueprints for feature maps; other tests of blueprints are in
+tests/contracts."""
 
 import pytest
 import torch
@@ -18,20 +19,20 @@ def build(name: str, width: int) -> nn.Module:
     ("name", "at_32", "at_4"),
     [
         ("norm", 32, 4),
-        # Parameters of attention at width 32: 2 · (32·4 + 4 + 4·32 + 32); at width 4, with 2 hidden units per
-        # branch: 2 · (10 + 12).
+        # attention at width 32 has two branches of two layers, with 32·4 + 4 and 4·32 + 32 parameters; at
+        # width 4 the layers of a branch (2 hidden units) have 10 and 12 parameters.
         ("attention", 584, 44),
-        # Parameters of bottleneck at width 32: 2 · (132 + 148 + 160); at width 4, with 4 hidden channels per
-        # branch: 2 · (20 + 148 + 20).
+        # bottleneck at width 32 has two branches of three layers, with 132, 148 and 160 parameters; at width
+        # 4 the layers of a branch (4 hidden channels) have 20, 148 and 20 parameters.
         ("bottleneck", 880, 376),
         # Parameters of conv_small at width 32: 2 branches of 2 layers with 32·32 + 32 parameters.
         ("conv_small", 4224, 80),
-        # Parameters of depthwise at width 32: 2 branches of 32·9 + 32 + 32·32 + 32.
+        # depthwise at width 32 has two branches of two layers, with 32·9 + 32 and 32·32 + 32 parameters.
         ("depthwise", 2752, 120),
-        # Parameters of conv_light at width 32: 32·32·9 + 32.
+        # conv_light at width 32 is one 3×3 convolution, with 32·32·9 weights and 32 biases.
         ("conv_light", 9248, 148),
-        # Parameters of conv_heavy at width 32: 2 · 2 · (32·32·9 + 32); at width 4, with 8 hidden channels: 2
-        # · (296 + 292).
+        # conv_heavy at width 32 has two branches of two layers, each with 32·32·9 + 32 parameters; at width 4
+        # the layers of a branch (8 hidden channels) have 296 and 292 parameters.
         ("conv_heavy", 36992, 1176),
     ],
 )
@@ -42,7 +43,7 @@ def test_parameter_counts_of_feature_map_blueprints_at_width_32_and_4(
     assert sizes == [at_32, at_4]
 
 
-def test_attention_scales_each_channel_by_one_factor() -> None:
+def test_attention_seed_for_feature_maps_scales_each_channel_by_one_factor() -> None:
     seed = build("attention", 8)
     with torch.no_grad():
         for weight in seed.excite.other[-1].parameters():
@@ -56,7 +57,7 @@ def test_attention_scales_each_channel_by_one_factor() -> None:
     torch.testing.assert_close(seed(h), h * factor[:, :, None, None], rtol=0, atol=1e-6)
 
 
-def test_bottleneck_depends_on_a_3_by_3_neighbourhood_only() -> None:
+def test_changed_input_position_affects_the_output_of_a_bottleneck_seed_only_there_and_next_to_it() -> None:
     seed = build("bottleneck", 8)
     with torch.no_grad():
         for weight in seed.other[-1].parameters():

@@ -1,10 +1,10 @@
-"""Gates G0 to G5 of the lifecycle."""
+"""Gates G0 to G5, the checks before stage changes of a seed."""
 
 import math
 
 import pytest
 
-from esper.kasmina import gates
+from esper.kasmina import lifecycle
 from esper.leyline import ActionSpace, LifecycleRules, SlotConfig, SlotTable, Stage
 
 Checks = tuple[str, ...]
@@ -15,7 +15,7 @@ SPACE = ActionSpace(SlotConfig.of_count(2), RULES, (1, 3), ("noop", "light", "no
 
 
 def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) -> SlotTable:
-    """Return a table with one incubating seed and its measured gradients."""
+    """Return a slot table with one incubating seed and its measured gradient health."""
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.TRAINING
     table.epochs_in_stage[0, 0] = epochs
@@ -36,19 +36,19 @@ def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) 
         (5, 99, ("slot_known", "blueprint_selectable")),
     ],
 )
-def test_gate_g0_requires_a_free_slot_and_a_blueprint_that_fits(
+def test_gate_g0_refuses_unknown_slots_and_blueprints_that_are_not_selectable_or_do_not_fit(
     slot: int, blueprint: int, failed: tuple[str, ...]
 ) -> None:
-    verdict = gates.g0_valid(SPACE, slot, blueprint)
+    verdict = lifecycle.g0_valid(SPACE, slot, blueprint)
     assert (verdict.gate, verdict.failed, verdict.ok) == ("G0", failed, not failed)
     assert set(verdict.passed) == {"slot_known", "blueprint_selectable", "blueprint_fits"} - set(failed)
 
 
 @pytest.mark.parametrize("stage", Stage)
-def test_gate_g1_accepts_stage_germinated_only(stage: Stage) -> None:
+def test_gate_g1_accepts_only_a_seed_in_stage_germinated(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = stage
-    verdict = gates.g1_germinated(table, 0, 0, RULES)
+    verdict = lifecycle.g1_germinated(table, 0, 0, RULES)
     check = ("stage_germinated",)
     assert verdict == (("G1", check, ()) if stage is Stage.GERMINATED else ("G1", (), check))
 
@@ -64,10 +64,10 @@ def test_gate_g1_accepts_stage_germinated_only(stage: Stage) -> None:
         (incubated(epochs=0, health=0.0, exploding=True), ("epochs", "health", "not_exploding")),
     ],
 )
-def test_gate_g2_requires_incubation_epochs_and_gradients_that_neither_vanish_nor_explode(
+def test_gate_g2_requires_enough_incubation_epochs_and_gradients_that_are_healthy_and_do_not_explode(
     table: SlotTable, failed: tuple[str, ...]
 ) -> None:
-    verdict = gates.g2_trained(table, 0, 0, RULES)
+    verdict = lifecycle.g2_trained(table, 0, 0, RULES)
     assert (verdict.gate, verdict.failed) == ("G2", failed)
     assert set(verdict.passed) == {"epochs", "health_measured", "health", "not_exploding"} - set(failed)
 
@@ -75,10 +75,10 @@ def test_gate_g2_requires_incubation_epochs_and_gradients_that_neither_vanish_no
 def test_gate_g2_fails_without_measured_gradients_unless_incubation_has_0_epochs() -> None:
     table = SlotTable.empty(1, 1)
     table.epochs_in_stage[0, 0] = 9
-    verdict = gates.g2_trained(table, 0, 0, RULES)
+    verdict = lifecycle.g2_trained(table, 0, 0, RULES)
     assert verdict == ("G2", ("epochs",), ("health_measured", "health", "not_exploding"))
     at_once = LifecycleRules(min_training_epochs=0)
-    assert gates.g2_trained(SlotTable.empty(1, 1), 0, 0, at_once) == ("G2", ("epochs",), ())
+    assert lifecycle.g2_trained(SlotTable.empty(1, 1), 0, 0, at_once) == ("G2", ("epochs",), ())
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,13 @@ def test_gate_g2_fails_without_measured_gradients_unless_incubation_has_0_epochs
         (0.5, 0, ("target_full", "target_reached")),
     ],
 )
-def test_gate_g3_requires_full_alpha(target: float, elapsed: int, failed: tuple[str, ...]) -> None:
+def test_gate_g3_requires_an_alpha_target_of_1_that_has_been_reached(
+    target: float, elapsed: int, failed: tuple[str, ...]
+) -> None:
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.BLENDING
     table.alpha_target[0, 0], table.ramp_epochs[0, 0], table.ramp_elapsed[0, 0] = target, 3, elapsed
-    verdict = gates.g3_blended(table, 0, 0, RULES)
+    verdict = lifecycle.g3_blended(table, 0, 0, RULES)
     assert (verdict.gate, verdict.failed) == ("G3", failed)
 
 
@@ -104,19 +106,20 @@ def test_gate_g3_requires_full_alpha(target: float, elapsed: int, failed: tuple[
         (-3.0, 0.0, True, (), ("contribution_lower_bound",)),
         (math.nan, 0.0, True, ("contribution_measured",), UNMEASURED),
         (9.0, 0.0, False, ("weights_finite",), ("weights_finite",)),
-        # Lower bound of the contribution 2.96 with standard error 1: 2.96 − 1.96 = 1, the required minimum.
+        # With strict rules, a contribution of 2.96 with standard error 1 suffices: its lower bound is 2.96 −
+        # 1.96 = 1, the required minimum.
         (2.96, 1.0, True, (), ()),
         (2.95, 1.0, True, (), ("contribution_lower_bound",)),
         (1.0, 0.0, True, (), ()),
         (5.0, math.nan, True, (), ("contribution_lower_bound",)),
     ],
 )
-def test_gate_g5_requires_finite_weights_and_a_measured_contribution_and_if_strict_its_lower_bound(
+def test_gate_g5_requires_finite_weights_and_a_contribution_and_if_strict_a_large_enough_lower_bound(
     contribution: float, error: float, finite: bool, failed: Checks, failed_if_strict: Checks
 ) -> None:
     table = SlotTable.empty(1, 1)
     table.contribution[0, 0], table.contribution_error[0, 0] = contribution, error
     strict = LifecycleRules(strict_fossilize=True, min_contribution=1.0)
-    verdicts = [gates.g5_worthy(table, 0, 0, rules, finite=finite) for rules in (RULES, strict)]
+    verdicts = [lifecycle.g5_worthy(table, 0, 0, rules, finite=finite) for rules in (RULES, strict)]
     assert [verdict.failed for verdict in verdicts] == [failed, failed_if_strict]
     assert "contribution_lower_bound" not in verdicts[0].passed

@@ -1,4 +1,4 @@
-"""Blend operators and gates."""
+"""Blend operators, which combine a seed's output with the features, and gates."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ class Constant(nn.Module):
 
 
 class HalfOpen(nn.Module):
-    """Gate whose opening is 0.5 at every position."""
+    """Gate with output 0.5 at every position."""
 
     def forward(self, h: Tensor) -> Tensor:
         return torch.full_like(h[:, :1], 0.5)
@@ -33,12 +33,12 @@ class HalfOpen(nn.Module):
     ("operator", "expected"),
     [
         (BlendOperator.ADD, [0.5, 0.5]),
-        # The multiply operator changes features h by h · tanh(0.5), with tanh(0.5) = 0.4621172.
+        # The multiply operator changes features h by h · tanh(delta), with tanh(0.5) = 0.4621172.
         (BlendOperator.MULTIPLY, [0.4621172, -0.9242343]),
         (BlendOperator.GATE, [0.25, 0.25]),
     ],
 )
-def test_blend_operators_at_full_alpha_change_features_as_worked_by_hand(
+def test_blend_operators_at_full_alpha_change_features_by_values_computed_by_hand(
     operator: BlendOperator, expected: list[float]
 ) -> None:
     change = blend.change(
@@ -47,16 +47,16 @@ def test_blend_operators_at_full_alpha_change_features_as_worked_by_hand(
     torch.testing.assert_close(change, torch.tensor([[[expected]]]))
 
 
-def test_multiply_operator_never_changes_features_by_more_than_their_size() -> None:
+def test_multiply_operator_changes_no_feature_by_more_than_its_absolute_value() -> None:
     change = blend.change(BlendOperator.MULTIPLY, H, Constant(torch.tensor([[[[1e9, -1e9]]]])), None)
     assert change.flatten().tolist() == [1.0, 2.0]
 
 
-def test_gate_has_one_opening_per_position_and_starts_at_sigmoid_1() -> None:
+def test_gate_has_one_output_per_position_and_starts_at_sigmoid_1() -> None:
     gate = blend.Gate(3, "feature_map")
     opening = gate(torch.randn(2, 3, 4, 5))
     assert opening.shape == (2, 1, 4, 5)
-    # The initial opening of a gate is sigmoid(1) = 0.7310586.
+    # The initial output of a gate is sigmoid(1) = 0.7310586.
     torch.testing.assert_close(opening, torch.full((2, 1, 4, 5), 0.7310586))
     assert blend.Gate(3, "tokens")(torch.randn(2, 7, 3)).shape == (2, 7, 1)
     with pytest.raises(RuntimeError, match="the GATE operator needs a gate module"):
@@ -64,9 +64,11 @@ def test_gate_has_one_opening_per_position_and_starts_at_sigmoid_1() -> None:
 
 
 @pytest.mark.parametrize("operator", BlendOperator)
-def test_seed_input_requires_a_gradient_and_the_features_are_unchanged(operator: BlendOperator) -> None:
-    # Without a gradient of the seed's input, the backward pass of a channels_last group norm crashes torch
-    # 2.13.
+def test_input_of_a_blended_seed_requires_a_gradient_even_if_the_hosts_features_do_not(
+    operator: BlendOperator,
+) -> None:
+    # In torch 2.13 the backward pass of a channels_last GroupNorm crashes if its input does not require a
+    # gradient.
     seen: list[bool] = []
     seed = nn.Identity()
     seed.register_forward_hook(lambda _seed, args, _delta: seen.append(args[0].requires_grad))

@@ -61,17 +61,19 @@ Build = Callable[[int], nn.Module]
 @pytest.mark.parametrize(
     ("samples", "kept"), [(1, 1), (16, 16), (32, 32), (33, 32), (128, 32), (129, 33), (200, 50), (1000, 250)]
 )
-def test_shadow_batch_is_a_quarter_of_the_batch_and_at_least_32_samples(samples: int, kept: int) -> None:
+def test_incubating_seed_trains_on_a_quarter_of_the_batch_but_at_least_32_samples(
+    samples: int, kept: int
+) -> None:
     assert shadow_size(samples) == kept
 
 
-def test_training_pass_keeps_detached_features_of_the_shadow_batch_at_the_slot() -> None:
+def test_training_pass_stores_detached_features_for_incubation_for_a_quarter_of_the_batch() -> None:
     trial = planted(Case("conv_light", 0, "images", 4))
     x = torch.randn(200, *INPUT_SHAPE)
     restart(0)
     trial.model.train()(x)
     kept = trial.model.captured(SLOT)
-    # Restarting the random state gives the host's dropout the same mask.
+    # Resetting the random state gives the host's dropout the same mask as in the first forward pass.
     restart(0)
     assert torch.equal(kept, trial.model.host.segments[0](x)[:50])
     assert not kept.requires_grad
@@ -91,7 +93,7 @@ class InPlace(Host):
         self.segments = nn.ModuleList([nn.Linear(6, 8), last])
 
 
-def test_kept_features_are_not_overwritten_by_an_in_place_activation_downstream() -> None:
+def test_features_stored_for_incubation_are_not_overwritten_by_an_in_place_activation_downstream() -> None:
     model = MorphogeneticModel(InPlace(), LifecycleRules(2))
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
     germinate(model, "mlp", Style.LINEAR_ADD)
@@ -102,7 +104,7 @@ def test_kept_features_are_not_overwritten_by_an_in_place_activation_downstream(
 
 
 @pytest.mark.parametrize("kind", SEGMENTED)
-def test_evaluation_pass_keeps_no_features(kind: Kind) -> None:
+def test_forward_pass_in_eval_mode_stores_no_features_for_incubation(kind: Kind) -> None:
     trial = planted(Case("conv_light", 0, kind, 4))
     trial.model.eval()(batch(0)[0])
     with pytest.raises(RuntimeError, match="no pass has kept features"):
@@ -114,7 +116,7 @@ def test_evaluation_pass_keeps_no_features(kind: Kind) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @host_kinds
-def test_non_finite_running_statistics_of_a_seed_are_reported(kind: Kind, bad: float) -> None:
+def test_incubating_seed_with_non_finite_batch_norm_statistics_is_reported(kind: Kind, bad: float) -> None:
     class Normalised(nn.Sequential):
         def __init__(self, width: int) -> None:
             super().__init__(nn.BatchNorm2d(width), zero(nn.Conv2d(width, width, 1)))
@@ -131,11 +133,11 @@ def test_non_finite_running_statistics_of_a_seed_are_reported(kind: Kind, bad: f
 
 
 @host_kinds
-def test_overflowing_gradient_of_a_seed_leaves_the_host_unchanged(kind: Kind) -> None:
+def test_overflowing_gradient_of_an_incubating_seed_leaves_the_host_unchanged(kind: Kind) -> None:
     trial = planted(Case("conv_small", 0, kind, 4))
     with torch.no_grad():
-        # The seed's output and the loss stay small, but the squared gradient of the first layer overflows
-        # float32.
+        # Output and loss of this seed stay small, but the squared gradient of its first layer exceeds the
+        # range of float32.
         trial.seed_weights["seed.one.0.weight"].fill_(1e-22)
         trial.seed_weights["seed.one.0.bias"].zero_()
         trial.seed_weights["seed.one.2.weight"].fill_(1e22)
@@ -149,7 +151,7 @@ def test_overflowing_gradient_of_a_seed_leaves_the_host_unchanged(kind: Kind) ->
 
 @dropout_seeds
 @host_kinds
-def test_dropout_of_a_seed_draws_from_the_stream_of_its_slot(kind: Kind, build: Build) -> None:
+def test_dropout_of_a_seed_draws_from_the_random_stream_of_its_slot(kind: Kind, build: Build) -> None:
     with registered("dropping", build):
         trial = planted(Case("dropping", 0, kind, 4), training_epochs=0)
         incubating = planted(Case("dropping", 0, kind, 4))
@@ -168,8 +170,9 @@ def test_dropout_of_a_seed_draws_from_the_stream_of_its_slot(kind: Kind, build: 
 
 
 @host_kinds
-def test_incubating_seed_does_not_change_the_draws_of_a_blended_seed_downstream(kind: Kind) -> None:
-    """Check a blended seed with dropout that also runs in the shadow pass of an incubating seed."""
+def test_incubating_seed_does_not_change_the_random_draws_of_a_blended_seed_downstream(kind: Kind) -> None:
+    """Train a network with an incubating seed upstream of a blended seed with dropout; both run on the shadow
+    branch."""
 
     def trained(with_neighbour: bool) -> Trial:
         trial = begin(kind, 4, training_epochs=0)
@@ -193,7 +196,7 @@ def test_incubating_seed_does_not_change_the_draws_of_a_blended_seed_downstream(
     assert torch.equal(found.stream.get_state(), wanted.stream.get_state())
 
 
-def test_initial_weights_of_a_seed_are_drawn_from_the_stream_of_its_slot() -> None:
+def test_initial_weights_of_a_seed_are_drawn_from_the_random_stream_of_its_slot() -> None:
     trials = [begin("images", 8) for _ in range(2)]
     for number, trial in enumerate(trials):
         restart(number)
@@ -231,7 +234,7 @@ class Tied(Host):
 
 
 class PlainTied(nn.Module):
-    """Network with the same shared weights, without segments."""
+    """Network of a user, whose embedding is also its output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +272,7 @@ def test_shared_weights_of_a_host_are_unchanged_by_incubation_and_stay_shared(
     assert all(after[name] is before[name] for name in before)
 
 
-# --- replay on networks without segments ------------------------------------------------------------
+# --- incubation in networks of users ----------------------------------------------------------------
 
 
 class Recurrent(nn.Module):
@@ -305,7 +308,7 @@ def replayed(optimiser_kind: type[torch.optim.Optimizer]) -> Trial:
 
 @pytest.mark.parametrize("optimiser_kind", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize(("slot", "blueprint"), [(0, "conv_small"), (1, "attention")])
-def test_incubation_by_replay_leaves_a_network_without_segments_bit_equal_and_teaches_the_seed(
+def test_incubation_in_a_users_network_trains_the_seed_and_leaves_the_rest_of_the_network_bit_equal(
     slot: int, blueprint: str, optimiser_kind: type[torch.optim.Optimizer]
 ) -> None:
     trial, twin = replayed(optimiser_kind), replayed(optimiser_kind)
@@ -323,7 +326,7 @@ def test_incubation_by_replay_leaves_a_network_without_segments_bit_equal_and_te
     assert all(not torch.equal(now, before) for now, before in zip(learned, born, strict=True))
 
 
-def test_seed_that_incubated_by_replay_lowers_the_loss_once_it_is_blended_in() -> None:
+def test_seed_incubated_in_a_users_network_lowers_the_loss_once_it_is_blended_in() -> None:
     trial = replayed(torch.optim.SGD)
     germinate(trial.model, "conv_small", Style.LINEAR_ADD, SLOT)
     trial.optimiser.param_groups[0]["lr"] = 0.0
@@ -340,7 +343,7 @@ def test_seed_that_incubated_by_replay_lowers_the_loss_once_it_is_blended_in() -
         assert loss(trial.model(x), y) < without
 
 
-def test_replay_runs_the_network_on_the_shadow_batch_only() -> None:
+def test_shadow_branch_in_a_users_network_runs_on_only_a_quarter_of_a_batch_of_200() -> None:
     trial = replayed(torch.optim.SGD)
     germinate(trial.model, "conv_small", 0, SLOT)
     x, y = torch.randn(200, *INPUT_SHAPE), torch.randint(CLASSES, (200,))

@@ -1,17 +1,17 @@
-"""Lifecycle of one slot: stages, alpha ramps, embargo, counters and refused moves."""
+"""Lifecycle of one slot: stages, alpha ramps, embargo, counters and refused stage changes."""
 
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from esper.kasmina import gates, lifecycle
+from esper.kasmina import lifecycle
 from esper.kasmina.lifecycle import Germination, IllegalMoveError
 from esper.leyline import LEGAL_MOVES, AlphaCurve, LifecycleRules, SlotTable, Stage, StageMove, Style
 
 RULES = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
 FAST = Germination(seed_id=0, blueprint=1, style=Style.LINEAR_ADD, target=1.0, ramp_epochs=3, seed_params=9)
-WORTHY = gates.GateVerdict("G5", ("contribution_measured",), ())
+WORTHY = lifecycle.GateVerdict("G5", ("contribution_measured",), ())
 
 Epoch = tuple[str, float]
 T, H, E, R, D = ("TRAINING", 0.0), ("HOLDING", 1.0), ("EMBARGOED", 0.0), ("RESETTING", 0.0), ("DORMANT", 0.0)
@@ -22,7 +22,7 @@ def B(alpha: float) -> Epoch:  # noqa: N802  an entry of a timeline, as T and H
 
 
 class Episode:
-    """One slot with lifecycle rules; ``run`` returns stage and alpha of each trained epoch."""
+    """Episode of one slot without a network; ``run`` returns stage and alpha of each epoch."""
 
     def __init__(self, rules: LifecycleRules = RULES, seed: Germination = FAST) -> None:
         self.rules = rules
@@ -69,20 +69,20 @@ class Episode:
         (LifecycleRules(min_training_epochs=0), FAST, [B(1 / 3), B(2 / 3), B(1.0), H]),
         (RULES, FAST._replace(ramp_epochs=5), [T, T, *map(B, (0.2, 0.4, 0.6, 0.8, 1.0)), H]),
         (RULES, FAST._replace(ramp_epochs=8), [T, T, *(B(i / 8) for i in range(1, 9)), H]),
-        # Alpha of a sigmoid ramp of steepness 12 at 1/3: (σ(−2) − σ(−6)) / (σ(6) − σ(−6)) = 0.116731 /
-        # 0.995055.
+        # Alpha after 1/3 of a sigmoid ramp of steepness 12, with the logistic function σ: (σ(−2) − σ(−6)) /
+        # (σ(6) − σ(−6)) = 0.116731 / 0.995055.
         (RULES, FAST._replace(style=Style.SIGMOID_ADD), [T, T, B(0.1173104), B(0.8826896), B(1.0), H]),
         (RULES, FAST._replace(target=0.5), [T, T, B(1 / 6), B(1 / 3), *[B(0.5)] * 8]),
     ],
     ids=["default", "no incubation", "tempo 5", "tempo 8", "sigmoid style", "target below 1"],
 )
-def test_seed_moves_through_its_stages_without_actions(
+def test_seed_moves_through_its_stages_automatically_without_actions(
     rules: LifecycleRules, seed: Germination, epochs: list[Epoch]
 ) -> None:
     assert Episode(rules, seed).run(len(epochs)) == epochs
 
 
-def test_new_alpha_target_starts_a_ramp_of_a_blending_and_of_a_held_seed() -> None:
+def test_new_alpha_target_starts_an_alpha_ramp_in_stages_blending_and_holding() -> None:
     episode = Episode(seed=FAST._replace(target=0.7))
     episode.run(6)
     episode.send(1.0, epochs=3)
@@ -95,7 +95,7 @@ def test_new_alpha_target_starts_a_ramp_of_a_blending_and_of_a_held_seed() -> No
     )
 
 
-def test_alpha_target_equal_to_the_present_alpha_starts_no_ramp() -> None:
+def test_alpha_target_equal_to_the_current_alpha_starts_no_ramp() -> None:
     for target in (1.0, 0.5):
         episode = Episode(seed=FAST._replace(target=target))
         before = episode.run(6)[-1]
@@ -109,13 +109,13 @@ def test_alpha_target_equal_to_the_present_alpha_starts_no_ramp() -> None:
     [
         *((FAST, age, 0, [E, E, R, D, D]) for age in (0, 1, 3, 4, 6)),
         (FAST, 6, 3, [B(2 / 3), B(1 / 3), B(0.0), E, E, R, D, D]),
-        # An incubating seed has alpha 0, so a prune removes it at once.
+        # An incubating seed has alpha 0, so a prune with a ramp removes the seed at once.
         (FAST, 1, 8, [E, E, R, D]),
-        # A seed pruned in the middle of its ramp has alpha 1/2.
+        # This test case prunes a seed in the middle of its first ramp, at alpha 1/2.
         (FAST._replace(ramp_epochs=8), 5, 5, [B(0.4), B(0.3), B(0.2), B(0.1), B(0.0), E]),
     ],
 )
-def test_prune_removes_a_seed_at_once_or_after_a_ramp(
+def test_prune_removes_a_seed_at_once_or_after_an_alpha_ramp_to_0(
     seed: Germination, age: int, epochs: int, after: list[Epoch]
 ) -> None:
     episode = Episode(seed=seed)
@@ -125,7 +125,7 @@ def test_prune_removes_a_seed_at_once_or_after_a_ramp(
 
 
 @pytest.mark.parametrize("embargo", [0, 1, 2, 5])
-def test_slot_is_closed_for_the_embargo_and_one_epoch_after_both_kinds_of_prune(embargo: int) -> None:
+def test_pruned_slot_is_closed_for_the_embargo_epochs_and_one_more_epoch_of_resetting(embargo: int) -> None:
     rules = LifecycleRules(min_training_epochs=0, embargo_epochs=embargo)
     by_action = Episode(rules)
     by_action.run(2)
@@ -139,7 +139,7 @@ def test_slot_is_closed_for_the_embargo_and_one_epoch_after_both_kinds_of_prune(
         assert closed == ["EMBARGOED"] * embargo + ["RESETTING"]
 
 
-def test_every_stage_waits_for_advance_without_auto_forward() -> None:
+def test_seed_stays_in_its_stage_until_an_advance_action_if_auto_forward_is_off() -> None:
     rules = LifecycleRules(min_training_epochs=2, auto_forward=False)
     episode = Episode(rules)
     assert episode.run(2) == [("GERMINATED", 0.0)] * 2
@@ -154,7 +154,7 @@ def test_every_stage_waits_for_advance_without_auto_forward() -> None:
     assert [move.cause for move in episode.moves] == ["policy"] * 4
 
 
-def test_incubation_continues_until_gradients_are_measured() -> None:
+def test_incubation_continues_beyond_its_minimum_length_until_gradients_are_measured() -> None:
     episode = Episode()
     for _ in range(4):
         lifecycle.tick(episode.table, 0)
@@ -166,7 +166,7 @@ def test_incubation_continues_until_gradients_are_measured() -> None:
 # --- moves and counters ---------------------------------------------------------------------------
 
 
-def test_every_legal_stage_move_occurs_in_some_episode() -> None:
+def test_every_legal_stage_change_and_no_other_occurs_in_test_episodes() -> None:
     held = Episode()
     held.run(6)
     held.send(0.5, epochs=0)
@@ -200,7 +200,7 @@ VERBS: dict[str, tuple[Callable[[Episode], None], set[Stage]]] = {
 
 @pytest.mark.parametrize("stage", Stage)
 @pytest.mark.parametrize("verb", VERBS)
-def test_illegal_stage_move_is_refused_and_changes_nothing(verb: str, stage: Stage) -> None:
+def test_illegal_stage_change_is_refused_and_leaves_the_slot_table_unchanged(verb: str, stage: Stage) -> None:
     act, allowed = VERBS[verb]
     episode = Episode()
     episode.table.stage[0, 0] = stage
@@ -215,10 +215,10 @@ def test_illegal_stage_move_is_refused_and_changes_nothing(verb: str, stage: Sta
         np.testing.assert_array_equal(array, before.arrays()[name], err_msg=name)
 
 
-def test_fossilize_is_refused_with_the_name_of_the_gate_and_permanent_once_it_succeeds() -> None:
+def test_error_of_a_refused_fossilization_names_the_gate_and_a_fossil_never_changes_its_stage() -> None:
     episode = Episode()
     episode.run(6)
-    refused = gates.GateVerdict("G5", (), ("contribution_measured",))
+    refused = lifecycle.GateVerdict("G5", (), ("contribution_measured",))
     with pytest.raises(IllegalMoveError, match=r"refused by G5: \('contribution_measured',\)"):
         lifecycle.fossilize(episode.table, 0, 0, refused)
     assert episode.run(1) == [H]
@@ -226,7 +226,7 @@ def test_fossilize_is_refused_with_the_name_of_the_gate_and_permanent_once_it_su
     assert episode.run(9) == [("FOSSILIZED", 1.0)] * 9
 
 
-def test_stage_moves_record_seed_stages_cause_gate_age_and_contribution() -> None:
+def test_record_of_a_stage_change_contains_seed_stages_cause_gate_age_and_contribution() -> None:
     episode = Episode(seed=FAST._replace(seed_id=4, blueprint=7))
     episode.run(6)
     episode.table.record_contribution(0, 0, 2.5, 0.5)
@@ -245,7 +245,7 @@ def test_stage_moves_record_seed_stages_cause_gate_age_and_contribution() -> Non
     assert verdicts == [None, "G1", "G2", "G3", None, None]
 
 
-def test_age_counters_increase_once_per_epoch_and_stage_counters_restart_with_the_stage() -> None:
+def test_age_of_a_seed_counts_epochs_and_epochs_in_stage_restart_at_each_stage_change() -> None:
     table = SlotTable.empty(1, 4)
     table.stage[0] = [Stage.TRAINING, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.DORMANT]
     table.epochs_since_measured[0] = [-1, 3, -1, -1]
@@ -261,7 +261,7 @@ def test_age_counters_increase_once_per_epoch_and_stage_counters_restart_with_th
     assert (episode.table.age[0, 0], episode.table.epochs_in_stage[0, 0]) == (3, 1)
 
 
-def test_stage_move_changes_only_its_slot_and_environment() -> None:
+def test_stage_change_changes_only_the_slot_table_entries_of_its_slot_and_environment() -> None:
     table = SlotTable.empty(2, 2)
     lifecycle.germinate(table, 1, 0, FAST, LifecycleRules(min_training_epochs=0))
     for _ in range(3):
@@ -271,7 +271,7 @@ def test_stage_move_changes_only_its_slot_and_environment() -> None:
     assert table.epochs_in_stage.tolist() == [[0, 0], [0, 3]]
 
 
-def test_slot_table_after_a_prune_equals_that_of_an_empty_slot() -> None:
+def test_slot_table_after_prune_and_embargo_equals_an_empty_slot_table() -> None:
     episode = Episode()
     episode.run(6)
     episode.table.record_contribution(0, 0, 2.0, 1.0)

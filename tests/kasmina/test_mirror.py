@@ -28,7 +28,7 @@ def features(width: int, layout: torch.memory_format = torch.contiguous_format) 
 
 @widths
 @pytest.mark.parametrize("build", [mirrored, normalised])
-def test_branches_of_a_new_mirrored_seed_cancel_exactly_in_both_modes_and_memory_formats(
+def test_output_of_a_new_mirrored_seed_is_exactly_zero_in_train_and_eval_mode_and_both_memory_formats(
     build: Callable[[int], Mirrored], width: int
 ) -> None:
     restart(width)
@@ -40,7 +40,7 @@ def test_branches_of_a_new_mirrored_seed_cancel_exactly_in_both_modes_and_memory
         assert module.one(h).any(), "a single branch is not zero"
 
 
-def test_mirrored_seed_with_dropout_is_refused_with_advice() -> None:
+def test_refusal_of_a_mirrored_seed_with_dropout_advises_to_start_the_last_layer_at_zero() -> None:
     one, last = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
     trial = begin("images", 4)
     refusal = pytest.raises(BlueprintError, match="or start its last linear layer at zero")

@@ -1,4 +1,5 @@
-"""Network with slots: seeds in the forward pass, slot table, dtypes, parameter counts, removal and state."""
+"""Network with slots: forward pass with seeds, slot table, dtypes, parameter counts, prunes and saved
+states."""
 
 import copy
 import gc
@@ -44,7 +45,7 @@ def active_seeds(model: MorphogeneticModel) -> list[bool]:
 
 
 def full_host(blocks: int, table: SlotTable | None = None) -> MorphogeneticModel:
-    """Return a CNN of ``blocks`` blocks with a perturbed seed blended into every slot."""
+    """Return a CNN of ``blocks`` blocks with a blended seed, whose weights are perturbed, in every slot."""
     restart(blocks)
     host = CNNHost([4, 8] * (blocks // 2) + [4] * (blocks % 2), kernel=3, input_shape=(2, 8, 8), classes=4)
     model = MorphogeneticModel(host, LifecycleRules(min_training_epochs=0), table=table)
@@ -64,7 +65,7 @@ def full_host(blocks: int, table: SlotTable | None = None) -> MorphogeneticModel
 # --- forward passes ---------------------------------------------------------------------------------
 
 
-def test_forward_pass_with_a_seed_switched_off_equals_that_after_removal_of_the_seed() -> None:
+def test_output_with_a_seed_switched_off_equals_the_output_after_removal_of_the_seed() -> None:
     model = full_host(3).eval()
     x = torch.randn(4, 2, 8, 8)
     with_all = model(x)
@@ -83,18 +84,18 @@ def test_forward_pass_with_a_seed_switched_off_equals_that_after_removal_of_the_
     assert model.blended == [0, 2]
 
 
-def test_segmented_host_can_be_entered_at_a_slot() -> None:
+def test_forward_pass_from_the_features_at_a_slot_equals_the_whole_forward_pass() -> None:
     model = full_host(3).eval()
     h = x = torch.randn(4, 2, 8, 8)
     assert model.segments is not None
     with model.taking_part(model.without(0)):
-        # The slot's hook does not run here; entering at the slot blends the seed.
+        # In this block the first slot's seed is off, because the later call ``model(h, 0)`` blends it in.
         h = model.segments[0](x)
     assert torch.equal(model(h, 0), model(x))
 
 
 class OperationCounter(TorchDispatchMode):
-    """Counts the operations that torch dispatches, in forward and backward passes."""
+    """Counter of the operations that torch dispatches in forward and backward passes."""
 
     count = 0
 
@@ -104,7 +105,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def operations(module: nn.Module) -> int:
-    """Return the number of operations of a training step of ``module``."""
+    """Return the number of torch operations in a forward and backward pass of ``module``."""
     x, y = batch(0)
     module.train()
     with OperationCounter() as counter:
@@ -113,7 +114,7 @@ def operations(module: nn.Module) -> int:
 
 
 @host_kinds
-def test_empty_slots_dispatch_no_operation_before_germination_and_after_a_prune(kind: Kind) -> None:
+def test_empty_slots_add_no_torch_operation_before_germination_and_after_a_prune(kind: Kind) -> None:
     trial = planted(Case("conv_light", Style.LINEAR_ADD, kind, 4))
     wanted = operations(build_host(kind, 4))
     assert operations(begin(kind, 4).model) == wanted > 20
@@ -124,7 +125,7 @@ def test_empty_slots_dispatch_no_operation_before_germination_and_after_a_prune(
     assert operations(trial.model) == wanted
 
 
-def test_cnn_host_refuses_widths_of_0_and_even_kernels() -> None:
+def test_cnn_host_refuses_a_block_of_width_0_and_a_kernel_of_even_size() -> None:
     with pytest.raises(HostError, match=r"a CNN host needs positive block widths; found \(4, 0\)"):
         CNNHost((4, 0), kernel=3, input_shape=(1, 8, 8), classes=2)
     with pytest.raises(HostError, match=r"must be odd, to keep the size; found 2"):
@@ -135,7 +136,7 @@ def test_cnn_host_refuses_widths_of_0_and_even_kernels() -> None:
 
 
 @host_kinds
-def test_sync_copies_stage_and_alpha_from_the_table_to_the_slots(kind: Kind) -> None:
+def test_sync_copies_stages_and_alphas_from_the_slot_table_to_the_seeds(kind: Kind) -> None:
     trial = begin(kind, 4)
     germinate(trial.model, "norm", 0, slot=0)
     assert (trial.model.incubating, trial.model.blended) == ([0], [])
@@ -166,13 +167,13 @@ def test_seeds_and_alphas_have_the_dtype_of_the_network(kind: Kind) -> None:
     assert not epoch(trial, x.double(), y).skipped
 
 
-def test_count_parameters_separates_host_and_seeds() -> None:
+def test_count_parameters_returns_the_parameter_counts_of_host_and_seeds_separately() -> None:
     trial = begin("images", 4)
     # Parameters of the host: 3×3 convolutions 2→4 and 4→4 with bias, two norms and a linear layer 4→4.
     host = (2 * 4 * 9 + 4) + 8 + (4 * 4 * 9 + 4) + 8 + (4 * 4 + 4)
     assert trial.model.count_parameters() == (host, 0)
     germinate(trial.model, "conv_light", Style.GATED_GATE)
-    # The seed is a 3×3 convolution with bias; its gate has no bias.
+    # Parameters of the seed: a 3×3 convolution 4→4 with bias, and a gate of 4 weights without bias.
     grown = (4 * 4 * 9 + 4) + 4
     assert trial.model.count_parameters() == (host, grown)
     assert trial.model.table.seed_params[0, SLOT] == grown
@@ -182,7 +183,7 @@ def test_count_parameters_separates_host_and_seeds() -> None:
 # --- removal ------------------------------------------------------------------------------------------
 
 
-def test_pruned_seed_is_freed_and_the_next_seed_has_new_weights_and_no_optimiser_state() -> None:
+def test_memory_of_a_pruned_seed_is_freed_and_the_next_seed_has_new_weights_and_no_optimiser_state() -> None:
     trial = planted(Case("conv_heavy", Style.GATED_GATE, "images_batch", 4), training_epochs=0)
     first = trial.seed_weights["seed.one.0.weight"].detach().clone()
     trial.train(2)
@@ -207,7 +208,9 @@ def test_pruned_seed_is_freed_and_the_next_seed_has_new_weights_and_no_optimiser
 
 
 @host_kinds
-def test_load_state_restores_a_network_whose_seeds_were_pruned_and_planted_since(kind: Kind) -> None:
+def test_load_state_restores_a_network_although_seeds_were_pruned_and_planted_after_saving(
+    kind: Kind,
+) -> None:
     trial = begin(kind, 4, training_epochs=0)
     germinate(trial.model, "conv_heavy", 3, slot=0)
     trial.train(2)
@@ -225,7 +228,7 @@ def test_load_state_restores_a_network_whose_seeds_were_pruned_and_planted_since
 
 
 def everything(trial: Trial) -> dict[str, Tensor]:
-    """Return copies of all tensors of network, optimiser, table and random streams."""
+    """Return copies of all tensors of network, optimiser, slot table and random streams."""
     state = trial.model.state()
     table = {f"table.{name}": value.nan_to_num(-1.0) for name, value in state["table"].items()}
     streams = {f"stream.{index}": slot["stream"] for index, slot in enumerate(state["slots"])}
@@ -237,14 +240,14 @@ def other_width(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def other_slots(_: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a host with one slot less, whose tensors have the same names."""
+    """Return the state of a network of the same class that has only the first of the two slots."""
     host = PlainImages(4)
     sites = find_sites(host, ["first"], batch(0)[0])
     return MorphogeneticModel(host, sites=sites).state()
 
 
 def other_slot_names(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state whose seed belongs to a submodule without a slot."""
+    """Return a network state in which the seed belongs to a submodule that has no slot."""
     moved = {name.replace("first.3", "first.2"): value for name, value in state["host"].items()}
     return state | {"host": moved}
 
@@ -287,7 +290,9 @@ def missing_seed_weight(state: dict[str, Any]) -> dict[str, Any]:
         (missing_seed_weight, "the state's seed in slot first does not fit its blueprint: .*bias"),
     ],
 )
-def test_refused_state_leaves_the_network_bit_equal(change: Any, sentence: str) -> None:
+def test_load_state_refuses_states_that_do_not_fit_or_are_not_finite_and_changes_no_tensor(
+    change: Any, sentence: str
+) -> None:
     trial = planted(Case("conv_light", 0, "plain_images", 4))
     trial.train(2)
     state = trial.model.state()
@@ -301,7 +306,7 @@ def test_refused_state_leaves_the_network_bit_equal(change: Any, sentence: str) 
     assert trial.model.incubating == [SLOT]
 
 
-def test_state_with_an_unregistered_blueprint_is_refused_and_leaves_the_network_bit_equal() -> None:
+def test_load_state_refuses_a_state_with_an_unregistered_blueprint_and_changes_no_tensor() -> None:
     with registered("mine", DropoutSeed):
         state = planted(Case("mine", 0, "images", 4)).model.state()
     trial = planted(Case("conv_light", 0, "images", 4))
@@ -312,7 +317,7 @@ def test_state_with_an_unregistered_blueprint_is_refused_and_leaves_the_network_
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copy_of_a_network_has_its_own_row_of_the_table(how: str) -> None:
+def test_slot_table_of_a_copied_network_shares_no_memory_with_the_table_of_the_original(how: str) -> None:
     table = SlotTable.empty(3, 3)
     model = full_host(3, table=table.row(1))
     twin = copy.deepcopy(model) if how == "deepcopy" else pickle.loads(pickle.dumps(model))

@@ -1,4 +1,4 @@
-"""Network files: saved contents, loading, and refused files."""
+"""Files of saved networks: contents, loading, and refusal of unsuitable files."""
 
 import pickle
 from pathlib import Path
@@ -42,7 +42,7 @@ def saved(trial: Trial, folder: Path) -> Path:
 
 
 def tensors_of(net: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all weights and buffers, and torch's random state."""
+    """Return copies of all weights and buffers of a network, and torch's random state."""
     tensors = {name: value.clone() for name, value in net.state_dict().items()}
     return tensors | {"random state": torch.get_rng_state()}
 
@@ -58,7 +58,9 @@ def tensors_of(net: nn.Module) -> dict[str, Tensor]:
         ("gpt", "stack"),
     ],
 )
-def test_built_in_host_is_loaded_without_base(name: str, blueprint: str, tmp_path: Path) -> None:
+def test_network_file_of_a_built_in_host_is_loaded_without_argument_base(
+    name: str, blueprint: str, tmp_path: Path
+) -> None:
     restart(0)
     model = MorphogeneticModel(BUILT_IN[name]())
     model.bind_optimiser(torch.optim.SGD(model.host.parameters(), lr=0.1))
@@ -93,7 +95,9 @@ def test_saving_and_loading_change_neither_network_nor_random_state(tmp_path: Pa
     assert_same(trial.snapshot() | trial.seed_snapshot(), before)
 
 
-def test_incubating_seed_is_loaded_without_effect_on_the_output(tmp_path: Path) -> None:
+def test_loaded_network_file_with_an_incubating_seed_has_the_output_of_the_saved_network(
+    tmp_path: Path,
+) -> None:
     trial = planted(Case("conv_heavy", Style.LINEAR_ADD, "plain_images", 4))
     trial.train(2)
     plain = load(saved(trial, tmp_path), base=PlainImages(4))
@@ -116,7 +120,9 @@ class Centred(nn.Module):
         return self.head(self.first(x - self.centre))
 
 
-def test_network_file_holds_no_training_data(tmp_path: Path) -> None:
+def test_file_of_a_network_with_a_view_of_training_data_as_buffer_contains_only_the_view(
+    tmp_path: Path,
+) -> None:
     data = torch.randn(64, 6, generator=torch.Generator().manual_seed(3))
     net = Centred(data)
     model = MorphogeneticModel(net, sites=find_sites(net, "first", data))
@@ -129,7 +135,7 @@ def test_network_file_holds_no_training_data(tmp_path: Path) -> None:
     assert not any(row.numpy().tobytes() in content for row in data[1:])
 
 
-def test_network_file_of_a_segmented_host_holds_no_captured_features(tmp_path: Path) -> None:
+def test_network_file_contains_no_features_stored_for_incubation(tmp_path: Path) -> None:
     trial = planted(Case("conv_light", 0, "images", 4))
     trial.train(1)
     features = trial.model.captured(SLOT)
@@ -143,7 +149,7 @@ def test_network_file_of_a_segmented_host_holds_no_captured_features(tmp_path: P
 
 
 class Renamed(PlainImages):
-    """Network of another class with the same tensors."""
+    """Network of another class with the same tensors as ``PlainImages``."""
 
 
 class Deeper(nn.Sequential):
@@ -170,7 +176,7 @@ def deeper_file(folder: Path) -> Path:
         (PlainImages(8), "does not fit this PlainImages: size mismatch for head.weight: .*$"),
     ],
 )
-def test_network_of_another_class_or_size_is_refused_and_left_as_it_was(
+def test_load_refuses_a_network_of_another_class_or_width_as_base_and_leaves_it_unchanged(
     base: nn.Module, sentence: str, tmp_path: Path
 ) -> None:
     path = saved(grown(), tmp_path)
@@ -180,7 +186,7 @@ def test_network_of_another_class_or_size_is_refused_and_left_as_it_was(
 @pytest.mark.parametrize(
     ("base", "sentence"),
     [
-        # A network of depth 1 lacks the submodule of a slot.
+        # With depth 1, ``base`` lacks the submodule of the second slot.
         (Deeper(1), "does not fit this Deeper: .*1.*"),
         (Deeper(2), "does not fit this Deeper: .*2\\.0\\.weight.*"),
         (Deeper(4), "does not fit this Deeper: .*3\\.0\\.weight.*"),
@@ -188,7 +194,7 @@ def test_network_of_another_class_or_size_is_refused_and_left_as_it_was(
     ],
     ids=["depth 1", "depth 2", "depth 4", "width 5"],
 )
-def test_network_of_another_depth_is_refused_and_left_as_it_was(
+def test_load_refuses_a_network_of_another_depth_or_width_as_base_and_leaves_it_unchanged(
     base: nn.Module, sentence: str, tmp_path: Path
 ) -> None:
     path = deeper_file(tmp_path)
@@ -205,7 +211,7 @@ def assert_refused(path: Path, base: nn.Module, sentence: str) -> None:
     assert not any(module._forward_hooks for module in base.modules())
 
 
-def test_growing_network_is_refused_as_base_and_keeps_its_slots(tmp_path: Path) -> None:
+def test_load_refuses_a_network_that_has_slots_as_base_and_leaves_it_unchanged(tmp_path: Path) -> None:
     path, other = saved(grown(), tmp_path), grown()
     before = other.snapshot() | other.seed_snapshot()
     with pytest.raises(HostError, match="this PlainImages is growing already"):
@@ -213,14 +219,16 @@ def test_growing_network_is_refused_as_base_and_keeps_its_slots(tmp_path: Path) 
     assert_same(other.snapshot() | other.seed_snapshot(), before)
 
 
-def test_network_of_a_user_is_refused_without_base(tmp_path: Path) -> None:
+def test_load_refuses_the_file_of_a_users_network_without_argument_base(tmp_path: Path) -> None:
     path = saved(grown(), tmp_path)
     sentence = f"^'{path}' holds a PlainImages, which is no built-in host; pass base=, a new PlainImages$"
     with pytest.raises(HostError, match=sentence):
         load(path)
 
 
-def test_blueprint_of_a_user_is_loaded_only_where_it_is_registered(tmp_path: Path) -> None:
+def test_network_file_with_a_users_blueprint_is_loaded_only_if_the_blueprint_is_registered(
+    tmp_path: Path,
+) -> None:
     x, _ = batch(7)
     with registered("mine", DropoutSeed):
         trial = grown(blueprint="mine")
@@ -250,7 +258,9 @@ FOREIGN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_file_of_another_program_is_refused_and_base_is_unchanged(content: Any, tmp_path: Path) -> None:
+def test_load_refuses_a_file_that_esper_did_not_write_and_leaves_base_unchanged(
+    content: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "foreign.pt"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -258,7 +268,10 @@ def test_file_of_another_program_is_refused_and_base_is_unchanged(content: Any, 
         torch.save(content, path)
     base = PlainImages(4)
     before = tensors_of(base)
-    sentence = rf"^'{path}' is no network that esper saved \(\w+\); pass a file that Grown\.save wrote$"
+    sentence = (
+        rf"^'{path}' is no network that esper saved, or is damaged \(\w+\); pass a file that Grown\.save"
+        " wrote$"
+    )
     with pytest.raises(EsperError, match=sentence):
         load(path, base=base)
     assert_same(tensors_of(base), before)

@@ -1,4 +1,4 @@
-"""Separate parameter groups of seeds in the host's optimiser."""
+"""Parameter groups of seeds in the optimiser of the host."""
 
 import copy
 from collections.abc import Callable
@@ -27,7 +27,7 @@ every_optimiser = pytest.mark.parametrize("make", OPTIMISERS.values(), ids=OPTIM
 
 
 def trial_with(make: Make, training_epochs: int = 0) -> Trial:
-    """Return an untrained CNN without seeds whose optimiser ``make`` constructs."""
+    """Return an untrained CNN without seeds, with the optimiser that ``make`` constructs."""
     restart(0)
     host = CNNHost((4, 4), kernel=3, input_shape=INPUT_SHAPE, classes=CLASSES)
     model = MorphogeneticModel(host, LifecycleRules(min_training_epochs=training_epochs))
@@ -43,7 +43,7 @@ def settings_of(group: dict[str, Any]) -> dict[str, Any]:
 
 @every_optimiser
 @pytest.mark.parametrize("training_epochs", [0, 5])
-def test_seed_has_a_group_with_the_settings_of_the_host_whose_group_is_unchanged(
+def test_seed_has_a_separate_parameter_group_with_the_settings_of_the_hosts_group(
     make: Make, training_epochs: int
 ) -> None:
     trial = trial_with(make, training_epochs)
@@ -74,7 +74,7 @@ def test_incubating_seed_leaves_weights_and_optimiser_state_of_the_host_bit_equa
     assert_same(found, twin.snapshot())
 
 
-def test_learning_rate_of_a_new_seed_is_the_initial_rate_and_independent_of_the_hosts_rate() -> None:
+def test_new_seed_starts_with_the_optimisers_initial_learning_rate_and_not_the_hosts_current_rate() -> None:
     trial = trial_with(OPTIMISERS["sgd"])
     groups = trial.model.groups
     assert groups is not None
@@ -86,7 +86,7 @@ def test_learning_rate_of_a_new_seed_is_the_initial_rate_and_independent_of_the_
 
 
 @every_optimiser
-def test_removed_seed_leaves_neither_group_nor_state_in_the_optimiser(make: Make) -> None:
+def test_optimiser_has_no_parameter_group_and_no_moments_of_a_removed_seed(make: Make) -> None:
     trial = trial_with(make)
     germinate(trial.model, "norm", style=0, slot=1)
     germinate(trial.model, "conv_light", style=0, slot=0)
@@ -103,7 +103,9 @@ def test_removed_seed_leaves_neither_group_nor_state_in_the_optimiser(make: Make
 
 
 @every_optimiser
-def test_loaded_state_gives_each_seed_its_group_and_moments_in_the_order_of_planting(make: Make) -> None:
+def test_loaded_state_restores_parameter_groups_and_moments_of_seeds_planted_out_of_slot_order(
+    make: Make,
+) -> None:
     trial = trial_with(make)
     for slot, blueprint in ((1, "conv_small"), (0, "norm")):
         germinate(trial.model, blueprint, style=0, slot=slot)
@@ -143,7 +145,7 @@ def test_saved_state_of_parameter_groups_shares_no_tensor_with_the_optimiser() -
     assert bits(state["groups"]) == before
 
 
-def test_clone_tree_shares_no_tensor_with_the_original() -> None:
+def test_clone_tree_copies_every_tensor_of_nested_dicts_and_lists() -> None:
     tree = {"step": torch.ones(1), "parts": [torch.zeros(2), {"lr": 0.1}]}
     twin = clone_tree(tree)
     twin["step"].zero_()

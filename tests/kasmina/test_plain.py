@@ -1,4 +1,4 @@
-"""Harvest of a grown network as a plain module."""
+"""Harvest: copies of grown networks as plain modules."""
 
 import copy
 import pickle
@@ -21,14 +21,16 @@ from tests.kasmina.seed_episodes import DropoutSeed, grow
 def grown(
     style: int = Style.GATED_GATE, blueprint: str = "conv_heavy", kind: Kind = "images", width: int = 8
 ) -> Trial:
-    """Return a network with one fossilized seed."""
+    """Return a network with one fossil."""
     trial = begin(kind, width, training_epochs=1)
     grow(trial, SLOT, blueprint, style, *batch(0))
     return trial
 
 
 @pytest.mark.parametrize("kind", ["images", "images_batch", "plain_images"])
-def test_harvest_has_the_class_of_the_host_and_its_fossils_only(kind: Kind) -> None:
+def test_harvested_module_has_the_class_of_the_host_and_contains_fossils_but_no_live_seeds(
+    kind: Kind,
+) -> None:
     trial = grown(kind=kind)
     x, _ = batch(7)
     wanted = trial.model.eval()(x)
@@ -42,7 +44,7 @@ def test_harvest_has_the_class_of_the_host_and_its_fossils_only(kind: Kind) -> N
     assert torch.equal(plain.eval()(x), wanted)
 
 
-def test_harvest_of_a_fossil_with_dropout_draws_its_masks_in_train_mode() -> None:
+def test_dropout_of_a_harvested_fossil_is_active_in_train_mode() -> None:
     with registered("dropping", DropoutSeed):
         trial = grown(Style.LINEAR_ADD, "dropping")
         plain = harvest(trial.model)
@@ -50,13 +52,13 @@ def test_harvest_of_a_fossil_with_dropout_draws_its_masks_in_train_mode() -> Non
     assert torch.equal(plain.eval()(x), trial.model.eval()(x))
     for module in plain.modules():
         if isinstance(module, nn.Dropout) and module.p < 0.5:
-            # Dropout of the host is off; dropout of the fossil is on.
+            # The test disables the host's dropout, so that only the fossil's dropout is random.
             module.p = 0.0
     plain.train()
     assert not torch.equal(plain(x), plain(x))
 
 
-def test_harvest_shares_no_tensor_with_the_network() -> None:
+def test_harvested_module_shares_no_tensor_with_the_network() -> None:
     trial = grown()
     before = trial.snapshot() | trial.seed_snapshot()
     with torch.no_grad():
@@ -67,10 +69,10 @@ def test_harvest_shares_no_tensor_with_the_network() -> None:
     trial.train(1)
 
 
-def test_harvested_network_of_a_user_is_unpickled_without_esper(tmp_path: Path) -> None:
+def test_harvested_sequential_of_a_users_network_is_unpickled_without_esper(tmp_path: Path) -> None:
     trial = grown(kind="plain_images")
     x, _ = batch(7)
-    # The sequential container is a class of torch, so unpickling needs no user code.
+    # Only a Sequential of the harvested network is pickled, because unpickling it needs no user code.
     plain = nn.Sequential(*copy.deepcopy(harvest(trial.model)).first)
     torch.save((x, plain.eval()(x)), tmp_path / "wanted.pt")
     (tmp_path / "net.pickle").write_bytes(pickle.dumps(plain))

@@ -1,4 +1,4 @@
-"""Random streams that leave torch's global random state unchanged."""
+"""Random streams, which leave torch's global random state unchanged."""
 
 import copy
 import pickle
@@ -12,12 +12,12 @@ from tests.contracts.matrix import restart
 
 
 def draw(stream: TorchStream, count: int = 3) -> list[float]:
-    """Return the next ``count`` numbers of ``stream``."""
+    """Return the next ``count`` random numbers of ``stream``."""
     with stream:
         return torch.rand(count).tolist()
 
 
-def test_stream_continues_at_its_last_position_and_keeps_the_global_state() -> None:
+def test_random_stream_continues_at_its_last_position_and_leaves_the_global_state_unchanged() -> None:
     whole = draw(TorchStream(7), 6)
     stream = TorchStream(7)
     restart(1)
@@ -28,7 +28,7 @@ def test_stream_continues_at_its_last_position_and_keeps_the_global_state() -> N
     assert first + draw(stream) == whole
 
 
-def test_streams_nest_and_slot_streams_differ_by_rng_seed_and_slot() -> None:
+def test_nested_random_streams_are_independent_and_slots_and_rng_seeds_have_different_streams() -> None:
     outer, inner = TorchStream(1), TorchStream(2)
     with outer:
         first = torch.rand(2).tolist()
@@ -42,7 +42,7 @@ def test_streams_nest_and_slot_streams_differ_by_rng_seed_and_slot() -> None:
     assert first not in others
 
 
-def test_error_inside_a_stream_restores_the_global_state_and_second_entry_is_refused() -> None:
+def test_error_inside_a_random_stream_restores_the_global_state_and_entering_it_twice_is_refused() -> None:
     restart(1)
     before = torch.get_rng_state()
     stream = TorchStream(7)
@@ -54,7 +54,7 @@ def test_error_inside_a_stream_restores_the_global_state_and_second_entry_is_ref
         stream.__enter__()
 
 
-def test_stream_returns_to_a_saved_position_and_copies_continue_equally() -> None:
+def test_random_stream_returns_to_a_saved_position_and_its_copies_draw_the_same_numbers() -> None:
     stream = TorchStream(7)
     draw(stream)
     position = stream.get_state()

@@ -1,4 +1,4 @@
-"""Recovery from a broken epoch: the seed that caused it is pruned, or the last snapshot is restored."""
+"""Recovery from a breakdown: the seed that caused the breakdown is pruned, or a snapshot is restored."""
 
 import math
 from typing import Any
@@ -14,7 +14,6 @@ from esper.leyline import BlueprintAction, LifecycleOp, Stage, StageMove
 from esper.leyline.errors import HostError
 from esper.leyline.rows import AlertRow, EpisodeRow, EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.epoch import EpochTraining
 from tests.tolaria.building import (
     WAIT,
     action,
@@ -38,7 +37,7 @@ def poison_host(env: MorphEnv) -> None:
 
 
 def state_of(env: MorphEnv) -> Any:
-    """Return weights, optimiser state and topology as bytes, without random streams and measurements."""
+    """Return weights, optimiser state and stages of an environment as bytes; random streams are left out."""
     model = env.model.state()
     table = {name: model["table"][name] for name in ("stage", "alpha", "seed_id", "blueprint", "age")}
     slots = [{name: value for name, value in slot.items() if name != "stream"} for slot in model["slots"]]
@@ -49,26 +48,20 @@ def state_of(env: MorphEnv) -> Any:
 
 def stop_training(env: MorphEnv) -> None:
     """Disable training in later epochs, so that the restored state can be compared."""
-
-    def idle() -> EpochTraining:
-        env.epoch += 1
-        return EpochTraining(math.nan, math.nan, math.nan, 0, {})
-
     env.host.train_minibatch = lambda *batch: None  # type: ignore[method-assign]
-    env._end_training = idle  # type: ignore[method-assign]
 
 
 def test_non_finite_host_is_rolled_back_to_the_last_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     env, sink = started(tiny_task(horizon=12))
     seen = []
-    measure = env._measure
-    monkeypatch.setattr(env, "_measure", lambda: (measure(), seen.append(state_of(env)))[0])
+    measure = env.host.measuring
+    monkeypatch.setattr(env.host, "measuring", lambda **how: (seen.append(state_of(env)), measure(**how))[1])
     run(env, {0: plant(1), SNAPSHOT_EVERY: plant(0)}, until=SNAPSHOT_EVERY + 2)
     poison_host(env)
     facts = env.step(WAIT)
     assert facts.rolled_back
     assert facts.epoch == SNAPSHOT_EVERY + 3, "a rollback does not undo epochs"
-    # The network is measured once per epoch, and once more after a rollback, before automatic stage moves.
+    # The test records a state per epoch, before automatic stage changes, and one more after the rollback.
     assert [state == seen[SNAPSHOT_EVERY - 1] for state in seen[SNAPSHOT_EVERY:]] == [*[False] * 3, True]
     assert stages_of(env)[0] == Stage.DORMANT, "the seed that was planted after the snapshot is removed"
     [alert] = sink.of(AlertRow)
@@ -77,7 +70,7 @@ def test_non_finite_host_is_rolled_back_to_the_last_snapshot(monkeypatch: pytest
     assert (0, "governor", Stage.DORMANT) in [(row.slot, row.cause, row.to_stage) for row in undone]
 
 
-def test_every_rollback_restarts_the_random_streams_under_another_name() -> None:
+def test_host_and_slots_draw_from_new_random_streams_after_every_rollback() -> None:
     env, _ = started(tiny_task(horizon=12))
     run(env, {}, until=2)
     seen = []
@@ -90,9 +83,9 @@ def test_every_rollback_restarts_the_random_streams_under_another_name() -> None
 
 
 @pytest.mark.parametrize("broken", ["host", "fossil"])
-def test_snapshot_after_fossilization_keeps_the_fossil_in_a_rollback(broken: str) -> None:
+def test_fossil_survives_a_rollback_because_fossilization_causes_a_snapshot(broken: str) -> None:
     env, _ = started(tiny_task(horizon=12))
-    # Snapshots are due at epoch 6, before the seed becomes a fossil, and at epoch 9.
+    # Regular snapshots are due at epoch 6, before the seed is fossilized, and at epoch 9.
     fossilized = 2 * SNAPSHOT_EVERY
     run(env, {0: plant(1), fossilized: action(LifecycleOp.FOSSILIZE, 1)}, until=fossilized + 1)
     weights = env.model.seed_parameters(1) if broken == "fossil" else env.model.host_parameters()
@@ -103,7 +96,7 @@ def test_snapshot_after_fossilization_keeps_the_fossil_in_a_rollback(broken: str
     assert env._recovery._good_epoch == fossilized + 1
 
 
-def test_fossil_that_raises_the_loss_is_not_pruned_but_rolled_back() -> None:
+def test_if_a_fossil_raises_the_loss_the_network_is_rolled_back_and_no_seed_is_pruned() -> None:
     env, sink = started(tiny_task(horizon=14))
     run(env, {0: plant(2), 1: plant(0), 5: action(LifecycleOp.FOSSILIZE, 2)}, until=7)
     assert stages_of(env)[::2] == [Stage.HOLDING, Stage.FOSSILIZED]
@@ -119,7 +112,8 @@ def test_fossil_that_raises_the_loss_is_not_pruned_but_rolled_back() -> None:
 
 
 def measured(loss: float, without: dict[int, float]) -> Contributions:
-    """Return contributions with given losses of the present network and of the network without each seed."""
+    """Return measurements with the given losses, of the whole network and of the network without each
+    seed."""
     losses = np.array([*without.values(), loss])
     leave_one_out = np.vstack([~np.eye(len(without), dtype=np.bool_), np.ones((1, len(without)), np.bool_)])
     return attribute(tuple(without), leave_one_out, -losses[:, None], losses, [])
@@ -142,7 +136,7 @@ def measured(loss: float, without: dict[int, float]) -> Contributions:
         "only the removal of the fossil would help",
     ],
 )
-def test_live_seed_whose_removal_gives_the_lowest_loss_is_pruned(
+def test_recovery_prunes_the_live_seed_whose_removal_gives_the_lowest_loss_or_rolls_back_if_none_helps(
     without: dict[int, float], pruned: int | None
 ) -> None:
     seeds = dict.fromkeys(range(4), BlueprintAction.NORM)
@@ -153,7 +147,7 @@ def test_live_seed_whose_removal_gives_the_lowest_loss_is_pruned(
     recovery = Recovery(training, Governor())
     for epoch, loss in enumerate((2.0, 1.5, 1.2, 1.0)):
         assert not recovery.check_epoch(measured(loss, {}), epoch, broken=False)
-    # The first epoch with a bad loss makes the governor suspicious, the second raises the alarm.
+    # The first epoch with a bad loss raises no alarm, the second raises the alarm.
     assert not recovery.check_epoch(measured(5.0, without), 4, broken=False)
     assert recovery.check_epoch(measured(5.0, without), 5, broken=False)
     [intervention] = recovery.interventions()
@@ -168,7 +162,7 @@ def test_live_seed_whose_removal_gives_the_lowest_loss_is_pruned(
     assert recovery.interventions() == [], "interventions are returned once"
 
 
-def test_third_rollback_ends_the_episode_with_the_last_snapshot() -> None:
+def test_third_rollback_ends_the_episode() -> None:
     env, sink = started(tiny_task(horizon=12))
     for number in (1, 2, 3):
         assert not env.ended
@@ -206,7 +200,7 @@ def test_live_seed_that_raises_the_loss_is_pruned_without_a_rollback() -> None:
     assert bits(host_tensors(env.model)) == host
 
 
-def test_no_snapshot_is_taken_after_a_suspicious_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_after_an_epoch_with_a_bad_loss_is_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
     env, _ = started(tiny_task(horizon=14))
     run(env, {}, until=SNAPSHOT_EVERY - 1)
     with monkeypatch.context() as patch:
@@ -217,7 +211,7 @@ def test_no_snapshot_is_taken_after_a_suspicious_epoch(monkeypatch: pytest.Monke
     assert env._recovery._good_epoch == SNAPSHOT_EVERY + 1
 
 
-def test_loading_a_non_finite_or_foreign_state_is_refused_and_changes_nothing() -> None:
+def test_load_state_refuses_non_finite_states_and_states_of_another_host_and_changes_no_tensor() -> None:
     env, _ = started(tiny_task(horizon=12))
     run(env, {0: plant(1)}, until=4)
     kept = env.model.state()
@@ -231,7 +225,7 @@ def test_loading_a_non_finite_or_foreign_state_is_refused_and_changes_nothing() 
         assert bits(env.model.state()) == before
 
 
-def test_rollback_does_not_undo_compute_and_counts_removed_seeds_as_pruned() -> None:
+def test_rollback_does_not_reduce_the_ledgers_flops_and_counts_removed_seeds_as_pruned() -> None:
     env, sink = started(tiny_task(horizon=12))
     run(env, {0: plant(1), SNAPSHOT_EVERY: plant(0)}, until=SNAPSHOT_EVERY + 2)
     spent, total = env.host.meter.state()["spent"], env.host.meter.ledger.total

@@ -1,8 +1,8 @@
-"""Learning-rate schedules at given points of the training."""
+"""Learning-rate schedules as functions of the elapsed fraction of the training."""
 
 import pytest
 
-from esper.kasmina.schedules import cosine_rate, wsd_factor
+from esper.kasmina.optimizer_groups import cosine_rate, wsd_factor
 
 
 @pytest.mark.parametrize(
@@ -17,20 +17,21 @@ def test_cosine_learning_rate_falls_from_its_base_value_to_zero(progress: float,
     ("progress", "minibatch", "warmup", "factor"),
     [
         (0.0, 0, 0, 1.0),
-        # With a warmup of three minibatches the factor is 1/4, 2/4, 3/4, then 1.
+        # With a warmup of three minibatches the learning-rate factor is 1/4, 2/4, 3/4, then 1.
         (0.0, 0, 3, 0.25),
         (0.1, 2, 3, 0.75),
         (0.1, 3, 3, 1.0),
         (0.8, 99, 3, 1.0),
-        # At 0.9 of the training half of the decay over the last fifth is done.
+        # At progress 0.9, half of the linear decay over the last fifth of the training is done.
         (0.9, 99, 3, 0.5),
-        # A new seed has its own warmup; the smaller of warmup and decay factor is used.
+        # A seed planted late has its own warmup; its learning-rate factor is the smaller of warmup and decay
+        # factor.
         (0.9, 0, 3, 0.25),
         (1.0, 99, 3, 0.0),
         (1.1, 99, 3, 0.0),
     ],
 )
-def test_wsd_factor_rises_in_the_warmup_and_falls_in_the_last_fifth(
+def test_warmup_stable_decay_factor_rises_during_warmup_and_falls_in_the_last_fifth_of_the_training(
     progress: float, minibatch: int, warmup: int, factor: float
 ) -> None:
     assert wsd_factor(progress, minibatch, warmup) == pytest.approx(factor, abs=1e-12)

@@ -32,7 +32,7 @@ HOSTS = pytest.mark.parametrize("make", [gpt, residual])
 
 
 def trained(make: Make) -> tuple[MorphogeneticModel, AdamW]:
-    """Return a network after three optimiser steps, so that its optimiser has moments."""
+    """Return a network trained for three steps, and its AdamW optimiser with the moments of these steps."""
     torch.manual_seed(0)
     model = MorphogeneticModel(make())
     optimiser = AdamW(model.host.parameters(), lr=1e-2)
@@ -45,7 +45,7 @@ def trained(make: Make) -> tuple[MorphogeneticModel, AdamW]:
 
 
 def plant(model: MorphogeneticModel, slot: int) -> nn.Module:
-    """Plant a copy of a block at full alpha and return the copy."""
+    """Plant a ``stack`` seed, a copy of a block, at full alpha and return the seed."""
     index = blueprint_named("stack", model.sites[slot].topology).index
     model.germinate(slot, index, Style.LINEAR_ADD)
     table = model.table
@@ -57,24 +57,24 @@ def plant(model: MorphogeneticModel, slot: int) -> nn.Module:
 
 
 def block_before(model: MorphogeneticModel, slot: int) -> nn.Module:
-    """Return the host's block that a copy in ``slot`` repeats."""
+    """Return the host's block that a ``stack`` seed in ``slot`` copies."""
     path = model.sites[slot].block
     assert path is not None
     return model.host.get_submodule(path)
 
 
 def host_weights(block: nn.Module) -> list[Tensor]:
-    """Return the parameters of ``block`` without those of a seed inside it."""
+    """Return the parameters of ``block`` without those of a seed planted inside the block."""
     return [weight for name, weight in block.named_parameters() if "esper_slot" not in name.split(".")]
 
 
-def test_stack_has_the_lowest_free_index_of_each_topology() -> None:
+def test_stack_blueprint_has_the_lowest_free_action_index_of_each_topology() -> None:
     assert blueprint_named("stack", "tokens").index == 1
     assert blueprint_named("stack", "feature_map").index == 8
 
 
 @HOSTS
-def test_first_stack_seed_has_weights_and_moments_of_the_last_block(make: Make) -> None:
+def test_first_stack_seed_has_weights_and_optimiser_moments_of_the_block_before_its_slot(make: Make) -> None:
     model, optimiser = trained(make)
     seed = plant(model, 0)
     original = block_before(model, 0)
@@ -100,13 +100,14 @@ def test_stack_seed_at_full_alpha_replaces_features_by_the_output_of_the_copied_
 
 
 @HOSTS
-def test_next_stack_seed_copies_the_nearest_stack_seed_upstream(make: Make) -> None:
+def test_stack_seed_copies_the_nearest_stack_seed_upstream_instead_of_a_block_of_the_host(make: Make) -> None:
     model, optimiser = trained(make)
     first = plant(model, 0)
     with torch.no_grad():
         for weight in first.parameters():
             weight.add_(1.0)
-            # Without these moments, the second copy can take moments from the first copy only.
+            # The test removes the optimiser moments of the first stack seed, so the second stack seed must
+            # have none.
             del optimiser.state[weight]
     second = plant(model, 2)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
@@ -114,7 +115,9 @@ def test_next_stack_seed_copies_the_nearest_stack_seed_upstream(make: Make) -> N
 
 
 @HOSTS
-def test_stack_seed_is_restored_from_state_harvest_and_file(make: Make, tmp_path: Path) -> None:
+def test_stack_seed_has_the_same_output_after_load_state_harvest_and_loading_a_file(
+    make: Make, tmp_path: Path
+) -> None:
     model, _ = trained(make)
     plant(model, 0)
     plant(model, 1)

@@ -1,4 +1,5 @@
-"""Parameter counts and formulas of the blueprints for tokens; the contract matrix tests other rules."""
+"""Parameter counts and formulas of the blueprints for tokens; other tests of blueprints are in
+tests/contracts."""
 
 import math
 
@@ -25,7 +26,7 @@ def features(width: int = WIDTH) -> Tensor:
 
 
 def one_step(seed: nn.Module, h: Tensor) -> nn.Module:
-    """Train the seed for one step of a loss whose gradient differs at every value."""
+    """Train the seed for one step, with a loss whose gradient differs at every output value."""
     weighting = torch.randn(h.shape, generator=torch.Generator().manual_seed(9))
     (seed(h) * weighting).mean().backward()
     torch.optim.SGD(seed.parameters(), lr=0.5).step()
@@ -36,32 +37,32 @@ def one_step(seed: nn.Module, h: Tensor) -> nn.Module:
     ("name", "parameters"),
     [
         ("norm", 32),
-        ("lora", 512),  # Parameters of lora: 2 branches of rank 4 · (32 + 32).
-        ("lora_large", 2048),  # Parameters of lora_large: 2 branches of rank 16 · (32 + 32).
-        # Parameters of attention: 2 branches of 32·48 for queries, keys and values, and 16·32 + 32 for the
-        # output.
+        ("lora", 512),  # lora has 2 branches of rank 4, each with 4 · (32 + 32) weights.
+        ("lora_large", 2048),  # lora_large has 2 branches of rank 16, each with 16 · (32 + 32) weights.
+        # attention has 2 branches, each with 32·48 parameters for queries, keys and values, and 16·32 + 32
+        # for the output.
         ("attention", 4160),
         ("flex_attention", 4160),
-        ("mlp_small", 4224),  # Parameters of mlp_small: 2 branches of 32·32 + 32 + 32·32 + 32.
-        ("mlp", 8384),  # Parameters of mlp: 2 branches of 32·64 + 64 + 64·32 + 32.
+        ("mlp_small", 4224),  # mlp_small has 2 branches of 2 layers of 32·32 + 32 parameters.
+        ("mlp", 8384),  # mlp has 2 branches of 2 layers of 32·64 + 64 and 64·32 + 32 parameters.
     ],
 )
 def test_parameter_counts_of_token_blueprints_at_width_32(name: str, parameters: int) -> None:
     assert sum(p.numel() for p in build(name, 32).parameters()) == parameters
 
 
-def test_norm_moves_features_towards_their_layer_norm() -> None:
+def test_norm_seed_with_positive_scale_moves_features_towards_their_layer_norm() -> None:
     seed = build("norm", 2)
     with torch.no_grad():
         seed.scale.copy_(torch.tensor([0.5, 0.0]))
-    # LayerNorm of the features (1, 3) is (−1, 1); with tanh(0.5) = 0.4621172 the first delta is 0.4621172 ·
-    # (−1 − 1).
+    # LayerNorm of the features (1, 3) is (−1, 1). The first feature has scale 0.5, so the delta of this
+    # feature is tanh(0.5)·(−1 − 1), and tanh(0.5) = 0.4621172.
     delta = seed(torch.tensor([[[1.0, 3.0]]]))
     torch.testing.assert_close(delta, torch.tensor([[[-0.9242343, 0.0]]]), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "rank"), [("lora", 8), ("lora_large", 32)])
-def test_lora_is_a_linear_map_of_its_rank(name: str, rank: int) -> None:
+def test_lora_seed_is_a_linear_map_with_the_rank_of_its_blueprint(name: str, rank: int) -> None:
     h = features(48)
     seed = one_step(build(name, 48), h)
     basis = torch.eye(48).unsqueeze(0)
@@ -71,7 +72,9 @@ def test_lora_is_a_linear_map_of_its_rank(name: str, rank: int) -> None:
 
 
 @pytest.mark.parametrize(("name", "hidden"), [("mlp_small", 16), ("mlp", 32)])
-def test_mlp_equals_its_formula_and_has_the_hidden_width_of_its_name(name: str, hidden: int) -> None:
+def test_mlp_seed_equals_its_formula_and_has_the_hidden_width_of_its_blueprint(
+    name: str, hidden: int
+) -> None:
     seed = one_step(build(name), features())
     h = features()
     wanted = torch.zeros_like(h)
@@ -85,7 +88,7 @@ def test_mlp_equals_its_formula_and_has_the_hidden_width_of_its_name(name: str, 
 
 
 @pytest.mark.parametrize("name", ["attention", "flex_attention"])
-def test_attention_equals_causal_softmax_attention_computed_by_hand(name: str) -> None:
+def test_attention_seed_for_tokens_equals_causal_softmax_attention_computed_by_hand(name: str) -> None:
     seed, h = one_step(build(name), features()), features()
     size = WIDTH // 4
     later = torch.ones(6, 6, dtype=torch.bool).triu(1)
@@ -105,9 +108,9 @@ def test_attention_equals_causal_softmax_attention_computed_by_hand(name: str) -
     torch.testing.assert_close(seed(h), wanted, rtol=0, atol=1e-6)
 
 
-def test_queries_keys_and_values_all_have_gradients() -> None:
-    # Queries, keys and values share one weight tensor, so the contract matrix would accept gradients of the
-    # values only.
+def test_queries_keys_and_values_of_an_attention_seed_all_have_gradients() -> None:
+    # Queries, keys and values share one weight tensor, so other tests would not notice if only the values had
+    # gradients.
     h = features(4)
     seed = one_step(build("attention", 4), h)
     seed.zero_grad()
@@ -118,7 +121,7 @@ def test_queries_keys_and_values_all_have_gradients() -> None:
             assert gradient.norm() >= 1e-6 * weight.norm() + 1e-8
 
 
-def test_sees_later_tokens_detects_a_difference_of_1e_7() -> None:
+def test_sees_later_tokens_detects_outputs_that_depend_on_later_tokens_with_weight_1e_7() -> None:
     def leaking(x: Tensor) -> Tensor:
         return x + 1e-7 * x.sum(dim=1, keepdim=True)
 
@@ -130,7 +133,9 @@ def test_sees_later_tokens_detects_a_difference_of_1e_7() -> None:
 # --- flex attention ---------------------------------------------------------------------------
 
 
-def test_flex_attention_uses_sdpa_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_attention_seed_calls_scaled_dot_product_attention_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(tokens, "_compiled_flex", lambda: pytest.fail("it has no backward pass on the CPU"))
     query, key, value = torch.randn(3, 2, 4, 6, 16, generator=torch.Generator().manual_seed(0)).unbind()
     wanted = tokens.causal_attention(query, key, value)
@@ -138,7 +143,7 @@ def test_flex_attention_uses_sdpa_on_the_cpu(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
-def test_block_mask_of_flex_attention_is_causal() -> None:
+def test_flex_attention_with_the_block_mask_equals_causal_attention() -> None:
     query, key, value = torch.randn(3, 2, 2, 130, 16, generator=torch.Generator().manual_seed(0)).unbind()
     blocks = tokens._earlier_blocks(130, query.device)
     with torch.no_grad():
@@ -148,7 +153,7 @@ def test_block_mask_of_flex_attention_is_causal() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="flex attention trains on CUDA only")
-def test_flex_attention_on_cuda_learns_the_same_as_sdpa() -> None:
+def test_flex_attention_seed_on_cuda_has_the_output_of_an_attention_seed_after_one_training_step() -> None:
     h = features(64).cuda()
     seed, twin = (build(name, 64).cuda() for name in ("flex_attention", "attention"))
     assert torch.equal(seed(h), torch.zeros_like(h))

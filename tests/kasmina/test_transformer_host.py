@@ -1,4 +1,4 @@
-"""GPT host: tied embedding, slots after any layers, refused sizes."""
+"""GPT host: tied embedding, slots after any layer, and refused sizes."""
 
 import copy
 
@@ -23,7 +23,7 @@ def host(**changes: object) -> TransformerHost:
     return TransformerHost(**{**SIZES, **changes})  # type: ignore[arg-type]
 
 
-def test_input_and_output_share_one_embedding_also_in_a_deep_copy() -> None:
+def test_input_and_output_layers_of_a_gpt_host_share_one_embedding_even_after_deepcopy() -> None:
     network = copy.deepcopy(host())
     [embedding] = [weight for weight in network.parameters() if weight.shape == (11, 8)]
     scores = network(tokens())
@@ -37,7 +37,9 @@ def test_input_and_output_share_one_embedding_also_in_a_deep_copy() -> None:
 
 
 @pytest.mark.parametrize("after", [(0,), (1, 1), (2,), (0, 2), (1, 2), (0, 1, 2)])
-def test_slots_after_any_layers_leave_the_output_unchanged_while_empty(after: tuple[int, ...]) -> None:
+def test_empty_slots_after_any_layer_leave_the_output_of_the_gpt_host_unchanged(
+    after: tuple[int, ...],
+) -> None:
     network = host(slots_after=after)
     assert len(network.sites) == len(after)
     model = MorphogeneticModel(network)
@@ -57,6 +59,8 @@ def test_slots_after_any_layers_leave_the_output_unchanged_while_empty(after: tu
         ({"slots_after": (-1,)}, r"found \[-1\]"),
     ],
 )
-def test_impossible_sizes_and_slots_are_refused(changes: dict[str, object], sentence: str) -> None:
+def test_gpt_host_refuses_impossible_sizes_and_slot_positions(
+    changes: dict[str, object], sentence: str
+) -> None:
     with pytest.raises(HostError, match=sentence):
         host(**changes)

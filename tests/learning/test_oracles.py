@@ -12,7 +12,7 @@ RNG_SEEDS = range(3)
 
 SLOW = pytest.mark.slow
 REQUIRED = [
-    # Oracle, largest number of iterations, required return (0: uniform actions, 1: optimal policy).
+    # Columns: oracle, number of iterations, required share of the best return (0: uniform actions, 1: best).
     (Bandit, 40, 0.95),
     (Timing, 60, 0.95),
     (Rent, 60, 0.95),
@@ -34,13 +34,15 @@ def test_trained_policy_reaches_the_required_share_of_the_optimal_return(
 
 
 @pytest.mark.slow
-def test_memory_oracle_is_not_solved_without_recurrence() -> None:
+def test_policy_without_recurrence_does_not_solve_the_memory_oracle() -> None:
     trial = train_on(Memory, 0, 50, shape=replace(SMALL, recurrent=False))
     assert trial.share < 0.3, trial
 
 
 @pytest.mark.parametrize("rng_seed", RNG_SEEDS)
-def test_combination_oracle_is_not_solved_by_heads_that_ignore_op_and_slot(rng_seed: int) -> None:
-    # A head that does not get the op as input guesses one slot or blueprint of three: expected return 1/3.
+def test_policy_whose_action_heads_ignore_op_and_slot_does_not_solve_the_combination_oracle(
+    rng_seed: int,
+) -> None:
+    # An action head without the op as input guesses one of three slots or blueprints: expected return 1/3.
     trial = train_on(Combination, rng_seed, 40, shape=replace(SMALL, conditioned=False))
     assert trial.share < 0.2, trial

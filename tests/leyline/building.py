@@ -1,11 +1,11 @@
-"""Action spaces, facts and slot tables for tests."""
+"""Functions that build action spaces, facts and slot tables for tests."""
 
 from typing import Any
 
 import numpy as np
 
 from esper.leyline import (
-    BLUEPRINT_IDS,
+    BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
     OP_GERMINATE,
     OP_WAIT,
@@ -29,15 +29,15 @@ TRANSFORMER = tuple(sorted(int(b) for b in TRANSFORMER_BLUEPRINTS))
 
 
 def space_of(num_slots: int = 3, blueprints: tuple[int, ...] = CNN, **rules: Any) -> ActionSpace:
-    """Return an action space whose lifecycle has short delays; ``rules`` override the delays."""
+    """Return an action space with short lifecycle delays; ``rules`` override lifecycle settings."""
     small = {"min_training_epochs": 2, "min_prune_age": 3, "embargo_epochs": 2}
     return ActionSpace(
-        SlotConfig.of_count(num_slots), LifecycleRules(**{**small, **rules}), blueprints, BLUEPRINT_IDS
+        SlotConfig.of_count(num_slots), LifecycleRules(**{**small, **rules}), blueprints, BLUEPRINT_NAMES
     )
 
 
 def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs: int = 20) -> EnvFacts:
-    """Return facts of one environment; fields that are not arguments are constant."""
+    """Return the facts of one environment after an epoch; fields without an argument are constant."""
     return EnvFacts(
         epoch=epoch,
         max_epochs=max_epochs,
@@ -60,7 +60,7 @@ def env_facts(epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs
 def facts_of(
     epoch: int = 0, loss: float = 2.0, score: float = 50.0, max_epochs: int = 20, num_envs: int = 1
 ) -> EpochFacts:
-    """Return facts of ``num_envs`` environments, the same for each."""
+    """Return the facts of ``num_envs`` environments, with equal values in all of them."""
     return EpochFacts.stack([env_facts(epoch, loss, score, max_epochs)] * num_envs)
 
 
@@ -93,7 +93,7 @@ def random_table(rng: np.random.Generator, num_envs: int, num_slots: int) -> Slo
 
 
 def assert_legal(actions: IntArray, table: SlotTable, space: ActionSpace) -> None:
-    """Assert that every action is legal and that its blueprint is selectable."""
+    """Assert that the op of every action is legal on its slot, and that the blueprint is selectable."""
     check_actions(actions, table.num_envs, table.num_slots)
     legal = legal_slots_by_op(table, space.rules)
     envs = np.arange(table.num_envs)

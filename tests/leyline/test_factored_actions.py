@@ -36,7 +36,7 @@ WAIT, GERMINATE, SET_ALPHA, PRUNE, FOSSILIZE, ADVANCE = range(6)
 SIZES = (6, 3, 13, 4, 3, 3, 4, 5)
 
 
-def test_lookup_tables_of_actions_have_the_specified_values() -> None:
+def test_head_names_ramp_lengths_alpha_targets_and_styles_have_the_specified_values() -> None:
     assert (
         *("op", "slot", "blueprint", "style", "tempo"),
         *("alpha_target", "alpha_speed", "alpha_curve"),
@@ -57,8 +57,8 @@ def test_blueprint_sets_of_cnn_and_transformer_hosts_are_as_specified() -> None:
     }
 
 
-def test_factored_action_agrees_with_the_lookup_tables_for_every_index_tuple() -> None:
-    """Uses a model with one slot, to keep the number of index tuples small."""
+def test_factored_action_of_every_index_tuple_has_the_values_of_the_lookup_tables() -> None:
+    """The action space has one slot, to keep the number of index tuples small."""
     assert head_sizes(3) == SIZES
     assert FactoredAction.from_indices([1, 2, 1, 0, 0, 0, 0, 0]).slot == 2
     questions = [f"is_{name.lower()}" for name in OP_NAMES]
@@ -71,7 +71,7 @@ def test_factored_action_agrees_with_the_lookup_tables_for_every_index_tuple() -
 
 
 @pytest.mark.parametrize("head", [0, 2, 3, 4, 5, 6, 7])
-def test_from_indices_raises_for_an_index_out_of_range(head: int) -> None:
+def test_factored_action_from_indices_raises_for_an_index_out_of_range(head: int) -> None:
     indices = [0] * 8
     indices[head] = SIZES[head]
     with pytest.raises(ValueError, match=f"{SIZES[head]} is not a valid"):
@@ -79,7 +79,7 @@ def test_from_indices_raises_for_an_index_out_of_range(head: int) -> None:
 
 
 CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
-"""Canonical value of every head: WAIT, slot 0, NOOP, LINEAR_ADD, STANDARD, FULL, INSTANT, LINEAR."""
+"""Canonical values of the eight heads: WAIT, slot 0, NOOP, LINEAR_ADD, STANDARD, FULL, INSTANT, LINEAR."""
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,17 @@ CANONICAL = [0, 0, 0, 0, 1, 2, 0, 0]
         (WAIT, 1, 0.5, [WAIT, 0, 0, 0, 1, 2, 0, 0], "op"),
         (GERMINATE, 1, 0.0, [GERMINATE, 2, 7, 3, 0, 1, 0, 0], "op slot blueprint style tempo alpha_target"),
         (SET_ALPHA, 1, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 1, 4], "op slot alpha_target alpha_speed alpha_curve"),
-        # At speed INSTANT the curve is not read.
+        # At alpha speed INSTANT the alpha curve head is not read.
         (SET_ALPHA, 0, 0.5, [SET_ALPHA, 2, 0, 0, 1, 1, 0, 0], "op slot alpha_target alpha_speed"),
         (PRUNE, 1, 0.5, [PRUNE, 2, 0, 0, 1, 2, 1, 4], "op slot alpha_speed alpha_curve"),
         (PRUNE, 0, 0.5, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot alpha_speed"),
-        (PRUNE, 3, 0.0, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot"),  # At alpha 0 a prune has no ramp.
+        # A prune at alpha 0 has no alpha ramp, so it reads neither alpha speed nor alpha curve.
+        (PRUNE, 3, 0.0, [PRUNE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
         (FOSSILIZE, 1, 1.0, [FOSSILIZE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
         (ADVANCE, 1, 1.0, [ADVANCE, 2, 0, 0, 1, 2, 0, 0], "op slot"),
     ],
 )
-def test_canonicalise_sets_heads_that_the_op_does_not_read(
+def test_canonicalise_sets_heads_that_the_op_does_not_read_to_canonical_values(
     op: int, speed: int, alpha: float, expected: list[int], read: str
 ) -> None:
     action = np.array([[op, 2, 7, 3, 0, 1, speed, 4]])
@@ -108,7 +109,7 @@ def test_canonicalise_sets_heads_that_the_op_does_not_read(
 
 
 @given(st.tuples(*(st.integers(0, size - 1) for size in SIZES)), st.sampled_from([0.0, 0.3, 1.0]))
-def test_canonicalise_is_idempotent_and_keeps_heads_that_are_read(
+def test_canonicalise_is_idempotent_and_keeps_heads_that_the_op_reads(
     indices: tuple[int, ...], alpha: float
 ) -> None:
     once = canonicalise(np.array([indices]), np.array([alpha]))
@@ -118,7 +119,7 @@ def test_canonicalise_is_idempotent_and_keeps_heads_that_are_read(
     np.testing.assert_array_equal(once[read], np.array([indices])[read])
 
 
-def test_check_actions_names_environment_and_head_of_an_invalid_index() -> None:
+def test_check_actions_reports_environment_and_head_of_an_invalid_index() -> None:
     good = np.tile(CANONICAL_ACTION, (2, 1))
     check_actions(good, num_envs=2, num_slots=3)
     with pytest.raises(InvalidActionError, match=r"must have shape \(3, 8\); found \(2, 8\)"):
@@ -134,7 +135,7 @@ def test_check_actions_names_environment_and_head_of_an_invalid_index() -> None:
         check_actions(bad, num_envs=2, num_slots=3)
 
 
-def test_action_from_names_has_canonical_values_in_heads_not_named():
+def test_action_made_from_names_has_canonical_values_in_heads_that_are_left_out():
     space = ActionSpace(
         SlotConfig(("layer1", "layer2")), LifecycleRules(), (1, 2), ("noop", "conv_light", "norm")
     )

@@ -13,7 +13,7 @@ def test_report_of_an_empty_slot_has_only_its_stage_and_epochs_in_stage() -> Non
     )
 
 
-def test_report_of_a_seed_has_the_values_of_its_slot_table_row() -> None:
+def test_report_of_a_seed_has_the_values_of_its_slot_in_the_slot_table() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.FOSSILIZED, alpha=1.0, blueprint=3)
     put(table, 2, Stage.HOLDING, alpha=0.5, blueprint=3)
@@ -50,7 +50,8 @@ def test_report_of_a_seed_has_the_values_of_its_slot_table_row() -> None:
         alpha=0.4,
         alpha_target=1.0,
         alpha_mode="UP",
-        alpha_velocity=pytest.approx(0.2),  # Alpha has to rise by 0.6 in 3 epochs.
+        # Alpha has to rise from 0.4 to 1.0 in 3 epochs, so its velocity is 0.2 per epoch.
+        alpha_velocity=pytest.approx(0.2),
         epochs_to_target=3,
         is_leaving=False,
         seed_param_count=99,
@@ -61,7 +62,8 @@ def test_report_of_a_seed_has_the_values_of_its_slot_table_row() -> None:
         interaction_sum=-0.5,
         strongest_boost=0.25,
         epochs_since_measured=2,
-        freshness=pytest.approx(0.990025),  # Freshness decays by 0.995 per epoch, over two epochs.
+        # The freshness of a measurement decays by 0.995 per epoch: 0.995² after two epochs.
+        freshness=pytest.approx(0.990025),
         seed_gradient_norm=0.2,
         seed_gradient_norm_ratio=0.1,
         gradient_health=0.9,

@@ -37,7 +37,7 @@ def test_unknown_slot_error_lists_the_slots_of_the_model(lookup) -> None:  # typ
         lookup(SlotConfig.default())
 
 
-def test_select_with_an_empty_list_of_slots_raises_slot_error() -> None:
+def test_selecting_an_empty_list_of_slots_raises_slot_error() -> None:
     with pytest.raises(SlotError, match=r"^no slot was enabled; this model's slots are r0c0, r0c1, r0c2$"):
         SlotConfig.default().select([])
 
@@ -53,7 +53,7 @@ def test_select_with_an_empty_list_of_slots_raises_slot_error() -> None:
         ),
     ],
 )
-def test_unknown_name_error_suggests_close_matches(
+def test_unknown_name_error_suggests_names_that_are_similar(
     kind: str, found: str, allowed: list[str], hint: str, sentence: str
 ) -> None:
     error = UnknownNameError(kind, found, allowed, hint)

@@ -5,7 +5,7 @@ from esper.leyline import SlotTable, Stage
 from tests.leyline.building import random_table
 
 
-def test_empty_table_is_dormant_enabled_and_unmeasured() -> None:
+def test_slots_of_an_empty_slot_table_are_dormant_enabled_and_unmeasured() -> None:
     table = SlotTable.empty(2, 3)
     assert (table.num_envs, table.num_slots) == (2, 3)
     assert (table.stage == Stage.DORMANT).all()
@@ -39,7 +39,7 @@ def test_copy_of_a_slot_table_shares_no_memory_and_assign_writes_in_place() -> N
     assert np.shares_memory(row.stage, table.stage), "earlier views stay valid"
 
 
-def test_clear_resets_all_columns_of_one_slot_except_enabled() -> None:
+def test_clear_of_a_slot_table_resets_all_columns_of_one_slot_except_enabled() -> None:
     table = random_table(np.random.default_rng(1), 2, 3)
     before = table.copy()
     table.enabled[1, 2] = False
@@ -54,7 +54,7 @@ def test_clear_resets_all_columns_of_one_slot_except_enabled() -> None:
     assert not table.enabled[1, 2]
 
 
-def test_ramping_is_true_for_unfinished_ramps_in_the_forward_pass() -> None:
+def test_ramping_is_true_for_blended_seeds_with_an_unfinished_alpha_ramp() -> None:
     table = SlotTable.empty(1, 4)
     table.stage[0] = [Stage.BLENDING, Stage.BLENDING, Stage.HOLDING, Stage.TRAINING]
     table.ramp_epochs[0] = [3, 3, 0, 3]
@@ -62,22 +62,22 @@ def test_ramping_is_true_for_unfinished_ramps_in_the_forward_pass() -> None:
     assert table.ramping.tolist() == [[True, False, False, False]], "a seed in TRAINING does not ramp yet"
 
 
-def test_contribution_velocity_is_a_moving_average_of_changes() -> None:
+def test_contribution_velocity_is_a_moving_average_of_contribution_changes() -> None:
     table = SlotTable.empty(1, 2)
     table.record_contribution(0, 1, 2.0, 0.5)
     assert np.isnan(table.contribution_velocity[0, 1]), "one measurement has no change"
     table.record_contribution(0, 1, 5.0, 0.4)
-    assert table.contribution_velocity[0, 1] == 3.0  # The first velocity equals the first change.
+    assert table.contribution_velocity[0, 1] == 3.0  # First contribution velocity: the first change, 5 − 2.
     table.epochs_since_measured[0, 1] = 4
     table.record_contribution(0, 1, 4.0, 0.3)
-    # EMA of velocity 3 and change 4 − 5 with weights 0.7 and 0.3.
+    # The moving average is 0.7 · 3 (old velocity) + 0.3 · (4 − 5) (new change).
     assert table.contribution_velocity[0, 1] == pytest.approx(1.8)
     assert (table.contribution[0, 1], table.contribution_error[0, 1]) == (4.0, 0.3)
     assert table.epochs_since_measured.tolist() == [[-1, 0]]
     assert table.measured.tolist() == [[False, True]]
 
 
-def test_record_gradients_moves_the_last_health_to_previous_health() -> None:
+def test_record_gradients_moves_the_last_gradient_health_to_previous_health() -> None:
     table = SlotTable.empty(1, 1)
     table.record_gradients(0, 0, norm=0.2, ratio=0.1, health=0.9, vanishing=False, exploding=True)
     assert np.isnan(table.previous_health[0, 0])

@@ -1,6 +1,7 @@
-"""Writers that run until they are killed, in separate processes.
+"""Telemetry writers in separate processes that write rows until the process is killed.
 
-Endless writers send the number of flushed rows. A resumable writer stores its checkpoint in ``RUN.json``.
+After each flush, a writer process sends the number of flushed rows to the test. A writer process of kind
+"resume" stores its checkpoint in ``RUN.json``.
 """
 
 import multiprocessing
@@ -25,7 +26,7 @@ from tests.karn import fake_run
 BATCH = 200
 CHECKPOINT_BATCHES = 5
 LINES_BYTES = 400_000
-"""Size limit of a JSON Lines file before compaction; 400 kB are about 800 rows."""
+"""Size in bytes above which a JSON Lines file is compacted to Parquet; 400 kB are about 800 rows."""
 
 
 class Checkpoint(msgspec.Struct):
@@ -71,7 +72,8 @@ def before_the_last_lines_go() -> None:
     original = compaction.remove
 
     def hooked(path: Path) -> None:
-        # The last JSON Lines file is number 4 for a resumable writer and number 0 for a simple writer.
+        # In a run with iterations, the last JSON Lines file to compact has number 4; without iterations it
+        # has number 0.
         if path.name in ("rows-00004.jsonl", "rows-00000.jsonl"):
             kill()
         original(path)
@@ -106,7 +108,7 @@ def write_for_ever(run: Path, say: Callable[[int], None]) -> None:
 
 
 def resume_for_ever(run: Path, say: Callable[[int], None]) -> None:
-    """Write one batch of rows per iteration, with a checkpoint every five iterations."""
+    """Write one batch of telemetry rows per iteration, with a checkpoint every five iterations."""
     stored = run.with_suffix(".json")
     checkpoint = Checkpoint(0, RowMark(0, 0.0))
     if stored.exists():

@@ -1,4 +1,4 @@
-"""TensorBoard's reader of event files, and the scalars expected of a row."""
+"""Reader of TensorBoard event files, and the scalars that an export of a row must contain."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -21,7 +21,7 @@ class Point(NamedTuple):
 
 
 def events_in(directory: Path) -> list[Event]:
-    """Return all events of the one file in a directory; TensorBoard's reader checks the checksums."""
+    """Return all events of the only event file in a directory, read and checksummed by TensorBoard."""
     (file,) = directory.iterdir()
     return [Event.FromString(data) for data in RawEventFileLoader(str(file)).Load()]
 
@@ -37,7 +37,7 @@ def points_in(directory: Path) -> list[Point]:
 
 
 def points_expected(run: RunRow, rows: list[Any]) -> list[Point]:
-    """Return the expected scalars of rows: all numbers of their JSON, independently of the exporter."""
+    """Return the scalars that an export of rows must contain, computed without the exporter."""
     return sorted(point for row in rows for point in _points(run, row))
 
 

@@ -1,7 +1,8 @@
 """Recorder of the good and deliberately broken trainings in tests/nissa/recorded.
 
-``python -m tests.nissa.record NAME …`` trains again and writes ``recorded/NAME.jsonl``: a header line, then
-one line per row with its table. Each takes minutes; results differ slightly between machines.
+``python -m tests.nissa.record NAME …`` repeats a training and writes ``recorded/NAME.jsonl``: a header line,
+then one line per telemetry row with the name of its table. A training takes minutes; its rows differ slightly
+between machines.
 """
 
 import sys
@@ -30,7 +31,7 @@ FOLDER: Final = Path(__file__).parent / "recorded"
 
 
 def flip_the_sign() -> AbstractContextManager[object]:
-    """Reward the lead over the twin with the wrong sign."""
+    """Flip the sign of the reward for a score above that of the twin."""
     paired = FAMILIES["paired"]
     right = paired.potentials["lead"]
 
@@ -42,7 +43,7 @@ def flip_the_sign() -> AbstractContextManager[object]:
 
 
 def charge_removals() -> AbstractContextManager[object]:
-    """Make the reward penalty for removing a seed as large as a hundred points of score."""
+    """Raise the reward penalty for removing a seed to the value of a hundred points of score."""
     return mock.patch.object(families, "CHURN_COST", 1.0)
 
 
@@ -88,7 +89,7 @@ def write(name: str, made_by: str, rows: Iterable[Row]) -> None:
 
 
 def read(name: str) -> Iterator[Row]:
-    """Return the rows of a recorded training in order of emission."""
+    """Yield the rows of a recorded training in the order in which they were written."""
     _, *lines = (FOLDER / f"{name}.jsonl").read_bytes().splitlines()
     for line in lines:
         found = msgspec.json.decode(line)
@@ -96,7 +97,8 @@ def read(name: str) -> Iterator[Row]:
 
 
 def replay(rows: Iterable[Row]) -> list[AlertRow]:
-    """Return all alerts of a run's rows, including those of the governor; the first row is the run row."""
+    """Return the alerts that the alert rules raise or clear for a run's rows, and the governor's alerts among
+    the rows."""
     run, *others = rows
     assert isinstance(run, RunRow)
     watch = AlertMonitor(run)

@@ -1,4 +1,5 @@
-"""Every alert rule at its threshold, on telemetry rows made by hand."""
+"""Every alert rule, tested on telemetry rows made by hand with values just within and just beyond its
+limit."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -31,14 +32,14 @@ def episode(number: int, **changes: Any) -> EpisodeRow:
 
 
 def seed(epoch: int, **changes: Any) -> SeedRow:
-    """Return a row of a seed in slot r0c1 with stage HOLDING and positive contribution."""
+    """Return a telemetry row of a seed in slot r0c1 with stage HOLDING and positive contribution."""
     healthy = {"epoch": epoch, "stage": Stage.HOLDING, "alpha": 1.0, "slot": 1, "env": 3}
     measured = {"contribution": 2.0, "contribution_error": 1.0, "freshness": 1.0, "gradient_health": 1.0}
     return replace(fake_run.seed_row(0, 4), **{**healthy, **measured, **changes})
 
 
 def alerts_of(monitor: AlertMonitor, rows: Iterable[Row]) -> list[tuple[int, str, str, str]]:
-    """Return the alerts that a monitor raises for rows, as (row number, event, rule, scope)."""
+    """Return (row number, event, rule, scope) for each alert that a monitor raises or clears for ``rows``."""
     return [
         (number, alert.event, alert.rule, alert.scope)
         for number, row in enumerate(rows, start=1)
@@ -78,7 +79,7 @@ AT_THE_LIMIT: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "good", "bad"), AT_THE_LIMIT)
-def test_alert_of_an_update_is_raised_beyond_its_threshold_and_cleared_within(
+def test_alert_on_a_ppo_update_is_raised_for_a_metric_beyond_its_limit_and_cleared_for_one_within_it(
     name: str, good: dict[str, Any], bad: dict[str, Any]
 ) -> None:
     times = BY_NAME[name].times
@@ -94,11 +95,11 @@ def test_alert_of_an_update_is_raised_beyond_its_threshold_and_cleared_within(
     ]
 
 
-def test_no_alert_rule_has_both_repeated_readings_and_a_window() -> None:
+def test_every_alert_rule_needs_only_one_violation_or_computes_its_value_from_only_one_row() -> None:
     assert all(1 in (rule.times, rule.window) for rule in RULES), "else its delay would be their sum"
 
 
-def test_alert_contains_value_limit_and_hint() -> None:
+def test_alert_row_contains_severity_value_limit_iteration_and_hint() -> None:
     monitor = AlertMonitor(run_row())
     [raised] = monitor.take(update(7, approx_kl=None, skipped="pass 0: KL nan"))
     assert raised == AlertRow(
@@ -119,7 +120,7 @@ def test_alert_contains_value_limit_and_hint() -> None:
     assert (low.iteration, low.hint) == (9, PASSED)
 
 
-def test_unmeasured_values_of_a_skipped_update_raise_and_clear_nothing() -> None:
+def test_zero_metrics_of_a_skipped_ppo_update_raise_and_clear_no_alert() -> None:
     wrong = {"approx_kl": 1.0, "clip_fraction": 0.9, "forced_share": 0.9, "value_nrmse": 9.0}
     unmeasured = {"approx_kl": 0.0, "clip_fraction": 0.0, "forced_share": 0.0, "value_nrmse": 0.0}
     rows = [update(n, mean_return=0.1, **wrong) for n in range(1, 11)]
@@ -135,7 +136,7 @@ def test_unmeasured_values_of_a_skipped_update_raise_and_clear_nothing() -> None
     ]
 
 
-def test_skipped_update_clears_no_alerts_of_metrics_and_is_no_reference_for_later_updates() -> None:
+def test_skipped_ppo_update_clears_no_metric_alert_and_is_ignored_when_later_updates_are_compared() -> None:
     left_out = {"skipped": "reward is nan", "head_entropy": [], "grad_norm": 0.0, "ratio_max": 1.0}
     rows = [
         update(1, **left_out),
@@ -174,25 +175,26 @@ RISING = [0.1, 0.3, 0.2, 0.6, 1.2, 1.8, 2.4]
     ("returns", "tempo", "raised"),
     [
         (RISING, SETTLING, None),
-        # A head with low entropy is not reported if the last three returns exceed the earlier best return,
-        # 0.3, by the reward of one point of score, 0.05.
+        # Low entropy of a head raises no alert if the return has risen: the mean of the last three returns
+        # must be above 0.35. This is the best of the first three (0.3) plus the reward of one point of score
+        # (0.05).
         ([0.1, 0.3, 0.2, 0.2, 0.35, 0.35, 0.35], SETTLING, 7),
         ([0.1, 0.3, 0.2, 0.2, 0.36, 0.36, 0.36], SETTLING, None),
-        # An abrupt drop of the entropy is reported even if the return rises.
+        # An abrupt drop of a head's entropy is reported even if the return rises.
         (RISING, [0.8, 0.8, 0.7, 0.51, 0.05, 0.05, 0.05], 7),
         (RISING, [0.8, 0.8, 0.7, 0.49, 0.05, 0.05, 0.05], None),
-        # Updates in which a head has only one legal action are ignored by the collapse rule.
+        # The head-collapse rule ignores updates in which a head has only one legal value.
         ([0.1] * 6, [0.8, 0.05, None, 0.05, None, 0.05], 6),
     ],
 )
-def test_head_collapse_is_raised_if_entropy_drops_abruptly_or_without_higher_return(
+def test_head_collapse_alert_is_raised_if_entropy_drops_abruptly_or_without_higher_return(
     returns: list[float], tempo: list[float | None], raised: int | None
 ) -> None:
     expected = [] if raised is None else [(raised, "raised", "head-collapse", "head tempo")]
     assert alerts_of(AlertMonitor(run_row()), course(returns, tempo)) == expected
 
 
-def test_many_forced_decisions_raise_no_alert_after_the_return_has_risen() -> None:
+def test_alert_on_forced_decisions_is_not_raised_after_the_return_has_risen() -> None:
     returns = [0.1, 0.1, 0.1, 1.0, 1.0, 1.0, 1.0]
     rows = [update(n, mean_return=r, forced_share=0.9) for n, r in enumerate(returns, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows[3:] + rows[3:]) == [(3, "raised", "forced-share", "run")]
@@ -204,15 +206,16 @@ def test_many_forced_decisions_raise_no_alert_after_the_return_has_risen() -> No
 # --- comparison with earlier updates ----------------------------------------------------------------
 
 
-def test_gradient_norm_alert_compares_with_the_mean_of_earlier_updates() -> None:
-    # The limit is 100 times the mean gradient norm of earlier updates: 100, 200, then 6800.
+def test_gradient_jump_alert_compares_the_norm_with_the_mean_of_earlier_updates() -> None:
+    # In updates 2 to 4, the limit of the gradient norm is 100 times the mean norm of all earlier updates:
+    # 100, 200 and 6800.
     norms = [1.0, 3.0, 200.0, 6801.0]
     rows = [update(number, grad_norm=norm) for number, norm in enumerate(norms, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "gradient-jump", "run")]
 
 
-def test_rollout_is_slow_relative_to_the_median_of_earlier_iterations() -> None:
-    # The median rollout time stays 7, so a rollout is slow above 7 / 0.7 = 10.
+def test_slow_rollout_alert_compares_the_time_with_the_median_of_earlier_iterations() -> None:
+    # The median rollout time stays 7 ms, so a rollout is slow above 7 / 0.7 = 10 ms.
     spans = [*[7.0] * 20, 900.0, *[10.1] * 3, 9.9, *[10.1] * 5, 9.9]
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows) == [
@@ -221,8 +224,8 @@ def test_rollout_is_slow_relative_to_the_median_of_earlier_iterations() -> None:
     ]
 
 
-def test_no_slow_rollout_alert_before_the_usual_rollout_time_is_known() -> None:
-    # After four iterations, the usual rollout time is not known yet.
+def test_slow_rollout_alert_is_not_raised_before_the_usual_rollout_time_is_known() -> None:
+    # The usual rollout time is not known yet after four iterations.
     spans = [*[1.0] * 4, *[50.0] * 5]
     rows = [update(n, phase_ms={"rollout": span}) for n, span in enumerate(spans, start=1)]
     assert alerts_of(AlertMonitor(run_row()), rows) == []
@@ -232,7 +235,8 @@ def test_no_slow_rollout_alert_before_the_usual_rollout_time_is_known() -> None:
 
 
 def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> list[EpisodeRow]:
-    """Return episodes in shuffled order; an episode with a higher lead over the twin has a lower score."""
+    """Return episode rows in shuffled order; the higher an episode's gain over its twin's score, the lower
+    its score."""
     leads = [7 * number % count for number in range(count)]
     return [
         episode(n, val_score=60.0 - lead, twin_val_score=60.0 - 2 * lead, total_reward=pay(lead), **changes)
@@ -240,7 +244,7 @@ def episodes(pay: Callable[[int], float], count: int = 20, **changes: Any) -> li
     ]
 
 
-def test_alert_for_rewarding_worse_networks_is_raised_at_the_twentieth_episode() -> None:
+def test_alert_on_higher_reward_for_worse_networks_is_raised_at_the_twentieth_episode() -> None:
     assert alerts_of(AlertMonitor(run_row()), episodes(lambda lead: -lead)) == [
         (20, "raised", "pays-for-worse", "run")
     ]
@@ -253,22 +257,22 @@ def test_alert_for_rewarding_worse_networks_is_raised_at_the_twentieth_episode()
     )
 
 
-def test_reward_sign_flip_during_training_raises_an_alert_within_twenty_episodes() -> None:
+def test_alert_on_higher_reward_for_worse_networks_is_raised_within_20_episodes_of_a_reward_flip() -> None:
     rows = [*episodes(lambda lead: lead), *episodes(lambda lead: -lead), *episodes(lambda lead: lead)]
     (raised, _, _, _), (cleared, event, _, _) = alerts_of(AlertMonitor(run_row()), rows)
     assert 20 < raised <= 40 < cleared <= 60
     assert event == "cleared"
 
 
-def test_reward_alert_uses_the_score_if_the_twin_score_is_unknown() -> None:
+def test_alert_on_higher_reward_for_worse_networks_uses_the_score_if_the_twin_score_is_unknown() -> None:
     monitor = AlertMonitor(run_row())
-    # In the test episodes, lower scores have higher rewards.
+    # In these episodes, lower scores have higher rewards.
     rows = episodes(lambda lead: lead, iteration=7)
     found = [alert for row in rows for alert in monitor.take(replace(row, twin_val_score=None))]
     assert [(alert.rule, alert.iteration, alert.env) for alert in found] == [("pays-for-worse", 7, None)]
 
 
-def test_reward_alert_ignores_episodes_without_reward() -> None:
+def test_alert_on_higher_reward_for_worse_networks_ignores_episodes_without_reward() -> None:
     unrewarded = [replace(row, total_reward=None) for row in episodes(lambda lead: -lead)]
     assert alerts_of(AlertMonitor(run_row()), unrewarded) == []
     mixed = [row for pair in zip(episodes(lambda lead: -lead), unrewarded, strict=True) for row in pair]
@@ -278,7 +282,7 @@ def test_reward_alert_ignores_episodes_without_reward() -> None:
 
 
 @pytest.mark.parametrize(("churn", "expected"), [(-0.5, []), (-0.51, [(20, "raised", "shaping", "run")])])
-def test_shaping_alert_compares_shaping_terms_with_all_absolute_reward_terms(
+def test_shaping_alert_is_raised_if_shaping_terms_exceed_half_of_the_sum_of_absolute_reward_terms(
     churn: float, expected: list[tuple[int, str, str, str]]
 ) -> None:
     rows = episodes(lambda lead: 1.0)

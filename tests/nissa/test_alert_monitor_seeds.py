@@ -1,4 +1,4 @@
-"""Alert rules of seeds and of the governor, on rows made by hand."""
+"""Alert rules about seeds and the governor, on telemetry rows made by hand."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -21,7 +21,7 @@ HERE = "environment 3 slot r0c1"
 
 @pytest.mark.parametrize(("health", "found"), [(0.7, []), (0.69, [(2, "raised", "dead-seed", HERE)])])
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
-def test_seed_with_low_gradient_health_is_dead_after_two_epochs(
+def test_dead_seed_alert_is_raised_after_two_epochs_of_low_gradient_health(
     stage: Stage, health: float, found: list[tuple[int, str, str, str]]
 ) -> None:
     rows = [seed(epoch, stage=stage, gradient_health=health) for epoch in (4, 5, 6)]
@@ -40,7 +40,7 @@ def test_dead_seed_alert_is_never_raised_for_a_fossilized_seed() -> None:
 @pytest.mark.parametrize(
     ("changes", "raised"),
     [
-        # The negative contribution is within its measurement error.
+        # A negative contribution within 1.96 standard errors of zero raises no alert.
         ({"contribution": -1.95}, None),
         ({"contribution": -1.97}, 2),
         # For a BLENDING seed, alpha is known to be constant from the second epoch on.
@@ -51,7 +51,7 @@ def test_dead_seed_alert_is_never_raised_for_a_fossilized_seed() -> None:
         ({"contribution_error": None}, None),
     ],
 )
-def test_seed_is_harmful_only_if_prunable_and_freshly_measured(
+def test_harmful_seed_alert_needs_a_prunable_seed_and_a_fresh_contribution(
     changes: dict[str, Any], raised: int | None
 ) -> None:
     rows = [seed(epoch, **{"contribution": -9.0, **changes}) for epoch in (4, 5, 6)]
@@ -62,7 +62,7 @@ def test_seed_is_harmful_only_if_prunable_and_freshly_measured(
     )
 
 
-def test_harmful_seed_alert_needs_constant_alpha_and_counts_epochs_per_seed() -> None:
+def test_harmful_seed_alert_needs_two_epochs_of_the_same_seed_at_constant_alpha() -> None:
     harm = {"contribution": -9.0, "stage": Stage.BLENDING}
     moving = [seed(epoch, alpha=0.1 * epoch, **harm) for epoch in (4, 5, 6)]
     assert alerts_of(AlertMonitor(run_row(iterations=None)), moving) == []
@@ -70,7 +70,7 @@ def test_harmful_seed_alert_needs_constant_alpha_and_counts_epochs_per_seed() ->
     assert alerts_of(AlertMonitor(run_row(iterations=None)), rows) == [(4, "raised", "harmful-seed", HERE)]
 
 
-def test_alerts_distinguish_seeds_of_different_slots_and_environments() -> None:
+def test_seed_alerts_distinguish_slots_and_environments() -> None:
     sick = {"stage": Stage.TRAINING, "gradient_health": 0.5}
     rows = [seed(4, **sick), seed(4, slot=2, **sick), seed(4, env=0, **sick), seed(5, slot=2, **sick)]
     assert alerts_of(AlertMonitor(run_row()), rows) == [(4, "raised", "dead-seed", "environment 3 slot r0c2")]
@@ -111,7 +111,7 @@ def intervention(**changes: Any) -> AlertRow:
     )
 
 
-def test_governor_alert_is_not_repeated_and_is_cleared_with_the_episode() -> None:
+def test_alert_of_the_governor_is_not_repeated_and_is_cleared_when_its_episode_ends() -> None:
     monitor = AlertMonitor(run_row())
     pruned = fake_run.transition_row(6, 1, Stage.TRAINING, Stage.PRUNED, "policy", "")
     assert monitor.take(intervention()) == []
@@ -126,7 +126,7 @@ def test_governor_alert_is_not_repeated_and_is_cleared_with_the_episode() -> Non
 
 
 def eventful_iteration(number: int) -> list[Row]:
-    """Return rows of two episodes and an update; the raised alerts differ between iterations."""
+    """Return two episode rows and an update row, whose metrics raise different alerts in each iteration."""
     sign = -1 if 10 <= number < 30 else 1
     ended: list[Row] = [
         episode(number, env=env, val_score=30.0 + (7 * number + 3 * env) % 20, total_reward=0.0)
@@ -155,7 +155,7 @@ def test_alert_monitor_of_a_resumed_run_raises_the_alerts_of_an_uninterrupted_ru
     for stop in (3, 14, 27):
         resumed = AlertMonitor(run_row())
         earlier = [row for rows in iterations[:stop] for row in rows]
-        # A resumed run reads its telemetry rows table by table.
+        # A resumed run reads its earlier telemetry rows table by table.
         for kind in (EpisodeRow, UpdateRow):
             for row in earlier:
                 if isinstance(row, kind):
@@ -163,10 +163,10 @@ def test_alert_monitor_of_a_resumed_run_raises_the_alerts_of_an_uninterrupted_ru
         assert [resumed.take(row) for rows in iterations[stop:] for row in rows] == expected[len(earlier) :]
 
 
-def test_replay_of_rows_finds_the_same_alerts_with_or_without_alert_rows() -> None:
+def test_replayed_telemetry_rows_raise_the_same_alerts_with_or_without_recorded_alert_rows() -> None:
     monitor = AlertMonitor(run_row())
     bare: list[Row] = [run_row(), *dying((4, 5)), intervention(), episode(0, env=3), update(1, approx_kl=1.0)]
-    # No open alert is left when the second episode ends.
+    # No alert is open at the end of the second episode.
     bare.append(episode(1, env=3))
     recorded = [found for row in bare for found in (row, *monitor.take(row))]
     assert [(alert.event, alert.rule) for alert in replay(bare)] == [

@@ -1,6 +1,6 @@
-"""Alert rules on real runs: good runs raise nothing, each broken run raises its rule within the delay.
+"""Alert rules on real runs: good runs raise no alert, broken runs raise the expected alert within its delay.
 
-Trainings that take minutes are recorded (``python -m tests.nissa.record``); the others run here.
+Trainings that take minutes are recorded (``python -m tests.nissa.record``); short trainings run here.
 """
 
 import math
@@ -19,8 +19,8 @@ from esper.karn.run import read_rows
 from esper.kasmina.governor import AlarmKind, Governor
 from esper.leyline import thresholds as limits
 from esper.leyline.factored_actions import OP_WAIT, BlueprintAction, BoolArray, LifecycleOp
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.rows import TABLES, AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
+from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.nissa.alert_rules import GOVERNOR_RULES, MACHINE_RULES, RULES
 from esper.nissa.conditions import RESULT_TERMS
@@ -33,7 +33,6 @@ from esper.simic.training import trainer
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.policy import action_masks
-from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.tasks import TASKS
 from tests.karn import fake_run
 from tests.nissa import record
@@ -47,13 +46,13 @@ DELAY = {rule.name: rule.delay for rule in RULES}
 
 @pytest.fixture(autouse=True)
 def tiny_world(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Register a tiny task; twins are cached for all tests of this process."""
+    """Register the task "tiny"; all tests of this process share a cache of twin scores."""
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.setitem(TASKS, "tiny", tiny_task())
 
 
 def rows_of_training(folder: Path, **settings: Any) -> list[Row]:
-    """Run a short training and return all rows, table by table."""
+    """Run a short training and return all its telemetry rows, table by table."""
     few = {"envs": 2, "steps": 3, "hidden_dim": 16, "evaluate_episodes": 1, "evaluate_every": 100}
     config = TrainingConfig(**{"task": "tiny", "detail": "full", **few, **settings})
     train(config, folder / "run")
@@ -78,13 +77,14 @@ def iterations_of(rows: Iterable[Row], rule: str, event: str = "raised") -> list
 
 
 @pytest.mark.parametrize("name", ["good", "converged"])
-def test_good_training_raises_no_alert(name: str) -> None:
+def test_recorded_good_training_raises_no_alert(name: str) -> None:
     rows = list(record.read(name))
     assert raised(replay(rows)) == []
 
 
 def test_recorded_good_trainings_contain_low_entropy_clipping_and_large_ratios() -> None:
-    """The absence of alerts is meaningful only if recorded good trainings contain unusual values."""
+    """Good trainings without low entropy, clipping and large ratios would not show that alert rules tolerate
+    these."""
     updates = [row for row in record.read("converged") if isinstance(row, UpdateRow)]
     settled = [u for u in updates if min(e for e in u.head_entropy if e is not None) < 0.01]
     assert len(settled) > 20
@@ -96,7 +96,7 @@ def test_recorded_good_trainings_contain_low_entropy_clipping_and_large_ratios()
     assert all(episode.total_reward is not None for episode in episodes)
 
 
-def test_good_episode_raises_no_alert() -> None:
+def test_episode_with_healthy_seeds_raises_no_alert() -> None:
     env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=6))
     run(env, {0: plant(1), 2: plant(0)})
     env.finish()
@@ -119,7 +119,7 @@ def test_good_episode_raises_no_alert() -> None:
         ("head-collapse", "head op", 2),
     ],
 )
-def test_learning_rate_fifty_times_too_large_raises_an_alert_in_the_first_update(
+def test_training_with_a_far_too_large_learning_rate_raises_each_expected_alert_within_its_delay(
     rule: str, scope: str, wrong_since: int
 ) -> None:
     found = [
@@ -130,13 +130,15 @@ def test_learning_rate_fifty_times_too_large_raises_an_alert_in_the_first_update
 
 
 @pytest.mark.parametrize(("name", "rule"), [("flipped", "pays-for-worse"), ("shaped", "shaping")])
-def test_flipped_or_mostly_shaped_reward_is_raised_at_the_twentieth_episode(name: str, rule: str) -> None:
+def test_alert_on_a_sign_flipped_or_mostly_shaped_reward_is_raised_at_the_twentieth_episode(
+    name: str, rule: str
+) -> None:
     *earlier, last = list(record.read(name))[: 1 + DELAY[rule]]
     assert raised(replay(earlier)) == []
     assert (rule, "run") in raised(replay([*earlier, last]))
 
 
-def test_alerts_of_a_training_equal_those_of_its_replay(tmp_path: Path) -> None:
+def test_alerts_raised_during_a_training_equal_the_alerts_of_a_replay_of_its_rows(tmp_path: Path) -> None:
     rows = rows_of_training(tmp_path, learning_rate=0.3, iterations=3)
     assert iterations_of(rows, "ratio")[0] == 1
     assert iterations_of(rows, "kl-runaway")[0] == 1
@@ -151,7 +153,7 @@ Rewards = NDArray[np.float64]
 
 
 def change_rewards(monkeypatch: pytest.MonkeyPatch, change: Callable[[Rewards, int], Rewards]) -> None:
-    """Pass the rewards of every step, with the number of the iteration, through ``change``."""
+    """Replace the rewards of every step by ``change(rewards, iteration)``."""
     rewards = GrowthEnv._rewards
 
     def changed(env: GrowthEnv, *arguments: Any) -> Rewards:
@@ -160,7 +162,7 @@ def change_rewards(monkeypatch: pytest.MonkeyPatch, change: Callable[[Rewards, i
     monkeypatch.setattr(GrowthEnv, "_rewards", changed)
 
 
-def test_non_finite_or_extreme_reward_is_raised_in_its_iteration(
+def test_non_finite_or_extreme_reward_raises_an_alert_in_its_iteration(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     wrong = {2: math.nan, 3: 1e4}
@@ -171,7 +173,7 @@ def test_non_finite_or_extreme_reward_is_raised_in_its_iteration(
     assert iterations_of(rows, "gradient-jump") == [3]
 
 
-def test_action_head_with_constant_choice_raises_an_alert_within_three_updates(
+def test_policy_that_always_chooses_one_op_raises_a_head_collapse_alert_within_its_delay(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     stuck_since, run_iteration = 2, Trainer.run_iteration
@@ -189,10 +191,11 @@ def test_action_head_with_constant_choice_raises_an_alert_within_three_updates(
     assert iterations_of(rows, "head-collapse")[0] == stuck_since + DELAY["head-collapse"] - 1
 
 
-def test_alerts_idle_slow_and_value_error_are_raised_within_their_delays(
+def test_alert_rules_idle_slow_and_value_error_raise_alerts_within_their_delays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The policy may only choose WAIT; later rollouts take 1.5 times as long as the first rollouts."""
+    """Make WAIT the only legal op, and let the rollouts after the fifth take 1.5 times as long as the first
+    five."""
     now, step = 0.0, GrowthEnv.step
 
     def only_wait(*arguments: Any) -> BoolArray:
@@ -215,7 +218,7 @@ def test_alerts_idle_slow_and_value_error_are_raised_within_their_delays(
     assert iterations_of(rows, "slow") == [limits.USUAL_ITERATIONS + DELAY["slow"]]
 
 
-def test_full_disk_alert_is_raised_at_the_next_resource_row(
+def test_alert_on_a_nearly_full_disk_is_raised_at_the_next_resource_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     free, now = 1e9, 0.0
@@ -240,7 +243,7 @@ def alerts_of(sink: ListSink) -> list[AlertRow]:
     return replay([fake_run.run_row(), *sink.rows])
 
 
-def test_non_finite_seed_is_reported_only_by_the_governor() -> None:
+def test_seed_with_nan_weights_raises_only_the_alert_of_the_governor() -> None:
     env, sink = started(tiny_task(horizon=8))
     run(env, {0: plant(1)}, until=4)
     with torch.no_grad():
@@ -253,7 +256,7 @@ def test_non_finite_seed_is_reported_only_by_the_governor() -> None:
     assert (last.rule, last.event, last.scope) == ("non-finite", "cleared", first.scope)
 
 
-def test_seed_with_vanishing_gradient_is_dead_within_two_epochs() -> None:
+def test_seed_with_vanishing_gradients_raises_the_dead_seed_alert_within_two_epochs() -> None:
     env, sink = started(tiny_task(horizon=8))
     run(env, {0: plant(1, BlueprintAction.NORM)}, until=2)
     with torch.no_grad():
@@ -266,15 +269,12 @@ def test_seed_with_vanishing_gradient_is_dead_within_two_epochs() -> None:
 
 
 def stop_training(env: MorphEnv) -> None:
-    def idle() -> EpochTraining:
-        env.epoch += 1
-        return EpochTraining(math.nan, math.nan, math.nan, 0, {})
-
     env.host.train_minibatch = lambda *batch: None  # type: ignore[method-assign]
-    env._end_training = idle  # type: ignore[method-assign]
 
 
-def test_harmful_seed_is_raised_within_two_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seed_that_raises_the_loss_raises_the_harmful_seed_alert_within_two_epochs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # The governor is disabled because it would remove the harmful seed.
     monkeypatch.setattr(Governor, "check", lambda governor, loss: None)
     env, sink = started(tiny_task((8, 8, 8), kernel=3, horizon=10, batches_per_epoch=12))
@@ -295,23 +295,23 @@ def test_harmful_seed_is_raised_within_two_epochs(monkeypatch: pytest.MonkeyPatc
 # --- rule table -------------------------------------------------------------------------------------
 
 
-def test_every_rule_has_a_unique_name_and_a_hint() -> None:
+def test_every_alert_rule_has_a_unique_name_and_a_hint() -> None:
     names = [rule.name for rule in RULES] + list(GOVERNOR_RULES)
     assert len(set(names)) == len(names)
     assert all(rule.hint.endswith(".") and rule.condition for rule in RULES)
 
 
-def test_governor_raises_only_documented_rules() -> None:
+def test_every_kind_of_alarm_of_the_governor_has_an_entry_in_governor_rules() -> None:
     assert set(GOVERNOR_RULES) == set(get_args(AlarmKind))
 
 
-def test_every_reward_term_is_classified_as_result_or_shaping() -> None:
+def test_churn_is_the_only_reward_term_that_counts_as_reward_shaping() -> None:
     terms = {"rollback"}.union(*(set(f.potentials) | set(f.costs) for f in FAMILIES.values()))
     assert terms - RESULT_TERMS == {"churn"}
     assert terms >= RESULT_TERMS
 
 
-def test_alert_reference_equals_the_rules() -> None:
+def test_alert_reference_in_the_documentation_equals_the_alert_rules() -> None:
     found = (ROOT / "docs" / "alerts.md").read_text(encoding="utf-8")
     assert found == alerts_markdown(), "run: python -m tools.make_reference"
     named = [line for line in found.splitlines() if line.startswith("| `")]

@@ -1,4 +1,4 @@
-"""Compaction of JSON lines to Parquet with equal content; lines that cannot be converted are kept."""
+"""Compaction of telemetry from JSON lines to Parquet: equal content, and failures that keep the lines."""
 
 import os
 import random
@@ -49,9 +49,15 @@ def compact_by_hand(run: Path) -> None:
 
 
 def emptied(table: str, row: Row) -> Row:
-    """Return a copy of a telemetry row with null in every optional column, and with empty lists and maps."""
-    changes = {}
+    """Return a copy of a telemetry row with null in every optional column, and with empty lists and maps.
+
+    The copy of an episode row is about another attempt, because an episode has one row. Names in the run
+    row and indices that refer to them are kept.
+    """
+    changes: dict[str, object] = {"attempt": 1} if table == "episode" else {}
     for column in COLUMNS[table]:
+        if column.unit == "indices" or (table == "run" and column.unit == "names"):
+            continue
         value = getattr(row, column.name)
         if column.may_be_unknown:
             changes[column.name] = None
@@ -60,7 +66,7 @@ def emptied(table: str, row: Row) -> Row:
     return replace(row, **changes)
 
 
-def test_parquet_rows_of_every_table_equal_the_lines_and_have_the_schema_types(tmp_path: Path) -> None:
+def test_parquet_rows_of_every_table_equal_the_json_lines_and_have_the_schema_types(tmp_path: Path) -> None:
     whole = fake_run.one_row_of_each_table()
     with RunWriter(tmp_path, clock=lambda: 0.0) as writer:
         for table, row in whole.items():
@@ -85,7 +91,7 @@ def test_parquet_rows_of_every_table_equal_the_lines_and_have_the_schema_types(t
         assert found[:2] == [emptied(table, row), row][: 1 if table == "run" else 2]
 
 
-def test_numbers_and_texts_survive_bit_for_bit(tmp_path: Path) -> None:
+def test_numbers_and_texts_are_bit_equal_after_compaction_to_parquet(tmp_path: Path) -> None:
     stream = random.Random(7)
     rows = [
         replace(
@@ -104,14 +110,14 @@ def test_numbers_and_texts_survive_bit_for_bit(tmp_path: Path) -> None:
     compact_by_hand(tmp_path)
 
     found = read_rows(tmp_path, DecisionRow)
-    # Rows are compared as JSON text, because -0.0 == 0.0.
+    # Rows are compared as JSON text, which distinguishes -0.0 from 0.0.
     assert msgspec.json.encode(found) == msgspec.json.encode(rows)
 
 
 # --- when lines are converted -----------------------------------------------------------------------
 
 
-def test_lines_above_the_limit_are_compacted_at_flush_and_a_new_file_starts(tmp_path: Path) -> None:
+def test_json_lines_above_the_size_limit_are_compacted_at_flush_and_a_new_file_starts(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0, 1)
         assert names(tmp_path) == ["rows-00000-00000"]
@@ -127,7 +133,7 @@ def test_lines_above_the_limit_are_compacted_at_flush_and_a_new_file_starts(tmp_
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_lines_of_a_training_are_compacted_when_a_checkpoint_is_stored(tmp_path: Path) -> None:
+def test_json_lines_of_a_training_are_compacted_when_a_checkpoint_is_stored(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         for number in range(3):
             with writer.iteration(number):
@@ -144,7 +150,7 @@ def test_lines_of_a_training_are_compacted_when_a_checkpoint_is_stored(tmp_path:
     assert epochs_of(tmp_path) == [0, 1, 2, 3, 4]
 
 
-def test_parquet_is_read_instead_of_json_lines_and_damaged_parquet_is_reported(tmp_path: Path) -> None:
+def test_rows_are_read_from_parquet_not_json_lines_and_damaged_parquet_is_reported(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0)
     path = tmp_path / "telemetry" / "rows-00000.jsonl"
@@ -176,17 +182,17 @@ def test_missing_telemetry_file_is_reported_as_damage(tmp_path: Path, number: in
 # --- failed conversion ------------------------------------------------------------------------------
 
 
-def test_failed_compaction_keeps_the_lines_and_emits_one_alert(
+def test_failed_compaction_keeps_the_json_lines_and_writes_one_alert(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with RunWriter(tmp_path) as writer:
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", full_disk)
+            patch.setattr(os, "replace", full_disk)
             write_epochs(writer, 0, 1)
             write_epochs(writer, 2, 3)
         assert names(tmp_path) == ["rows-00000.jsonl", "rows-00001.jsonl"]
         assert epochs_of(tmp_path) == [0, 1, 2, 3]
-        # The next compaction includes the lines left by the failed compaction.
+        # The next compaction includes the lines that the failed compaction left.
         write_epochs(writer, 4, 5)
 
     assert capsys.readouterr().err == ""
@@ -200,7 +206,7 @@ def test_failed_compaction_keeps_the_lines_and_emits_one_alert(
 @pytest.mark.parametrize(
     "damage", [b'{"table":"epoch","t":1.0,"env"', b'{"table":"epoch","t":"soon"}\n', b"\xff\xfe\n", b"{}\n"]
 )
-def test_invalid_lines_are_never_compacted(tmp_path: Path, damage: bytes) -> None:
+def test_invalid_json_lines_are_never_compacted(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "telemetry" / "rows-00000.jsonl"
     with RunWriter(tmp_path) as writer:
         write_epochs(writer, 0)

@@ -20,11 +20,12 @@ from tests.nissa.event_files import events_in, points_expected, points_in
 RUN = fake_run.run_row()
 TRAINING = fake_run.run_row(iterations=3)
 THIRD_ATTEMPT = replace(fake_run.episode_row(1), attempt=2, iteration=2)
-"""Row of an episode of iteration 2 that succeeded after two failed attempts."""
+"""Episode row of iteration 2, of an episode whose first two attempts failed."""
 
 
 def training_rows() -> list[Row]:
-    """Return the rows of three training iterations; the second iteration has mostly unknown values."""
+    """Return the telemetry rows of three training iterations; several metrics of the second iteration are
+    unknown."""
     unknown = replace(
         fake_run.update_row(2),
         mean_return=None,
@@ -51,7 +52,7 @@ def two_episodes() -> list[Row]:
 
 
 def export(rows: list[Row], out: Path) -> list[Row]:
-    """Export rows for TensorBoard at intervals of 0.1234 s; return the exported rows."""
+    """Export rows, written 0.1234 s apart, for TensorBoard; return the exported rows."""
     run, *others = rows
     assert isinstance(run, RunRow)
     timed = [replace(row, t=0.1234 * number) for number, row in enumerate(others)]
@@ -66,8 +67,8 @@ def export(rows: list[Row], out: Path) -> list[Row]:
 # --- rows as points ---------------------------------------------------------------------------------
 
 
-def test_exporters_name_every_list_column_and_omit_epoch_rows_of_a_training() -> None:
-    """A list column without an entry in ``LIST_NAMES`` would be omitted silently by exporters."""
+def test_every_list_column_has_export_names_and_epoch_rows_of_a_policy_training_are_not_exported() -> None:
+    """Exporters would silently omit a list column without an entry in ``LIST_NAMES``."""
     assert exported_types(RUN) == (EpochRow, EpisodeRow)
     assert exported_types(TRAINING) == (UpdateRow, EpisodeRow)
     lists = {
@@ -89,8 +90,10 @@ def test_exporting_a_list_column_of_wrong_length_is_refused() -> None:
 
 
 @pytest.mark.parametrize("rows", [training_rows(), two_episodes()], ids=["training", "run"])
-def test_event_file_contains_exactly_the_numbers_of_all_rows(rows: list[Row], tmp_path: Path) -> None:
-    """TensorBoard shows all points of an event file, although its tables have different step axes."""
+def test_tensorboard_event_file_contains_exactly_the_numbers_of_all_exported_rows(
+    rows: list[Row], tmp_path: Path
+) -> None:
+    """Also check that TensorBoard shows all points, although the tables have different step axes."""
     exported = export(rows, tmp_path / "out")
 
     found = points_in(tmp_path / "out")
@@ -116,12 +119,14 @@ def test_configuration_and_provenance_are_exported_as_tensorboard_texts(tmp_path
 
 
 @pytest.mark.parametrize("number", [1e39, -1e39])
-def test_number_beyond_the_range_of_float32_is_exported_as_infinity(number: float) -> None:
+def test_number_beyond_the_range_of_float32_is_exported_to_tensorboard_as_infinity(number: float) -> None:
     assert scalar("a", number)[-4:] == struct.pack("<f", math.copysign(math.inf, number))
 
 
-def test_large_steps_and_long_tags_are_unchanged_in_event_files(tmp_path: Path) -> None:
-    """Steps and text lengths are encoded as varints of one, two and five bytes."""
+def test_large_steps_and_long_tags_are_read_back_unchanged_from_tensorboard_event_files(
+    tmp_path: Path,
+) -> None:
+    """Use steps and text lengths that are encoded as varints of one, two and five bytes."""
     file = EventFile(tmp_path / "tfevents", 0.0)
     steps = [0, 127, 128, 16_384, 2**33]
     for step in steps:
@@ -137,7 +142,9 @@ def test_large_steps_and_long_tags_are_unchanged_in_event_files(tmp_path: Path) 
 # --- export folders ---------------------------------------------------------------------------------
 
 
-def test_non_empty_export_folder_is_refused_and_flushed_points_are_readable(tmp_path: Path) -> None:
+def test_tensorboard_exporter_refuses_a_non_empty_folder_and_its_flushed_points_are_readable(
+    tmp_path: Path,
+) -> None:
     exporter = TensorBoardExporter(TRAINING, tmp_path / "out")
     exporter.take(points_of(fake_run.update_row(1), TRAINING))
     exporter.flush()
@@ -150,7 +157,7 @@ def test_non_empty_export_folder_is_refused_and_flushed_points_are_readable(tmp_
     exporter.close()
 
 
-def test_export_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
+def test_error_for_an_export_folder_that_cannot_be_created_names_the_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ExportError, match="file/out' cannot be written: Not a directory"):
@@ -158,7 +165,7 @@ def test_export_folder_that_cannot_be_created_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("begin", "name"), [(trackio_exporter, "trackio"), (wandb_exporter, "wandb")])
-def test_missing_package_error_names_the_install_command(
+def test_error_for_a_missing_tracker_package_names_the_install_command(
     begin, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
@@ -170,7 +177,7 @@ def test_missing_package_error_names_the_install_command(
 
 
 class ForgetfulTrackio:
-    """Stub of Trackio that warns about points it cannot store."""
+    """Stub of the package Trackio that can warn about points it does not store."""
 
     def __init__(self, *, forgets: bool) -> None:
         self.forgets = forgets
@@ -194,7 +201,7 @@ class ForgetfulTrackio:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_tracker_gets_all_values_and_its_warnings_become_errors(
+def test_trackio_exporter_logs_all_values_and_turns_warnings_of_trackio_into_errors(
     forgets: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracker = ForgetfulTrackio(forgets=forgets)

@@ -1,4 +1,5 @@
-"""Telemetry rows of a training are written by whole iterations; a journal has the unfinished iteration."""
+"""Telemetry rows of a training are written in whole iterations; rows of the unfinished iteration are in a
+journal."""
 
 import os
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed(out: Path) -> Iterator[IterationJournal]:
-    """Return a journal for iteration 2 of a run whose writer was closed after iteration 1."""
+    """Yield a journal for iteration 2 of a run whose writer was closed after iteration 1."""
     with RunWriter(out) as writer:
         write_iteration(writer, 1)
     second = IterationJournal(out, "standard")
@@ -52,7 +53,7 @@ def killed(out: Path) -> Iterator[IterationJournal]:
 # --- readers ----------------------------------------------------------------------------------------
 
 
-def test_readers_find_journals_of_a_dead_run_at_the_end_of_the_tables(
+def test_readers_of_a_killed_run_find_the_journal_rows_after_all_other_rows(
     out: Path, killed: IterationJournal
 ) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(1, episode=1, env=1)])
@@ -61,7 +62,7 @@ def test_readers_find_journals_of_a_dead_run_at_the_end_of_the_tables(
     assert places(out) == [(0, 0, 1), (0, 1, 1), (1, 1, 1), (0, 1, 2), (4, 1, 1)]
 
 
-def test_journal_rows_have_the_time_of_the_run_and_its_level_of_detail(
+def test_journal_rows_have_the_time_since_run_start_and_are_omitted_beyond_the_level_of_detail(
     out: Path, killed: IterationJournal
 ) -> None:
     for detail in ("summary", "standard"):
@@ -72,7 +73,7 @@ def test_journal_rows_have_the_time_of_the_run_and_its_level_of_detail(
 
 
 def test_only_complete_iterations_are_read_while_a_run_is_written(out: Path) -> None:
-    """A reader that stays open while a run is written also sees only complete iterations."""
+    """Also check a reader that stays open while the run is written."""
     with RunWriter(out) as writer:
         run = Run(out)
         kept = IterationJournal(out, "standard")
@@ -84,11 +85,11 @@ def test_only_complete_iterations_are_read_while_a_run_is_written(out: Path) -> 
         assert len(run.rows(EpochRow)) == 1
     for epoch in (2, 3):
         assert len(run.rows(EpochRow)) == epoch
-        # A worker process that outlives the writer process appends to the journal.
+        # A worker process that outlives the writer process appends a row to the journal.
         kept.take(2, 0, [fake_run.epoch_row(epoch)])
 
 
-def test_torn_journal_line_is_ignored_and_a_damaged_one_is_reported(
+def test_incomplete_last_line_of_a_journal_is_ignored_and_a_damaged_line_is_reported(
     out: Path, killed: IterationJournal
 ) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1), fake_run.epoch_row(2, episode=1)])
@@ -104,16 +105,15 @@ def test_torn_journal_line_is_ignored_and_a_damaged_one_is_reported(
 # --- atomic iterations ------------------------------------------------------------------------------
 
 
+def interrupt(*args: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("emitted", [0, 1, 2, 3])
-@pytest.mark.parametrize("moment", ["rows", "name"])
-def test_training_interrupted_while_writing_leaves_each_row_once(
-    out: Path, emitted: int, moment: str, monkeypatch: pytest.MonkeyPatch
+def test_training_interrupted_before_its_iteration_is_complete_has_each_epoch_row_once(
+    out: Path, emitted: int
 ) -> None:
-    """The interrupted writer closes normally, and the journal has every epoch row."""
-
-    def interrupt(*args: object) -> None:
-        raise KeyboardInterrupt
-
+    """Interrupt a writer that then closes normally; the journal has every epoch row of the iteration."""
     epochs = [fake_run.epoch_row(epoch, episode=1) for epoch in (1, 2)]
     with RunWriter(out) as writer:
         write_iteration(writer, 1)
@@ -121,18 +121,31 @@ def test_training_interrupted_while_writing_leaves_each_row_once(
         with suppress(KeyboardInterrupt), writer.iteration(2):
             for row in [*epochs, fake_run.update_row(2)][:emitted]:
                 writer.emit(row)
-            if moment == "rows":
-                interrupt()
-            monkeypatch.setattr(os, "replace", interrupt)
+            interrupt()
     assert places(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
     assert len(read_rows(out, UpdateRow)) == 1
     assert len(read_rows(out, ResourceRow)) == 1, "of the end"
 
 
-def test_iteration_file_is_named_after_fsync_and_then_its_journal_is_removed(
+def test_iteration_interrupted_before_its_file_is_renamed_is_written_when_the_writer_closes(
     out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Renaming an iteration file before fsync could leave an empty file after a power failure."""
+    epochs = [fake_run.epoch_row(epoch, episode=1) for epoch in (1, 2)]
+    with RunWriter(out) as writer:
+        write_iteration(writer, 1)
+        IterationJournal(out, "standard").take(2, 0, epochs)
+        with monkeypatch.context() as patched, suppress(KeyboardInterrupt), writer.iteration(2):
+            for row in [*epochs, fake_run.update_row(2)]:
+                writer.emit(row)
+            patched.setattr(os, "replace", interrupt)
+    assert places(out) == [(0, 0, 1), (0, 1, 1), (0, 1, 2)]
+    assert len(read_rows(out, UpdateRow)) == 2
+
+
+def test_iteration_file_is_renamed_after_fsync_and_then_the_journal_is_removed(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If an iteration file were renamed before fsync, a power failure could leave an empty file."""
     done: list[tuple[str, int]] = []
     fsync, replace = os.fsync, os.replace
     with RunWriter(out) as writer:
@@ -143,17 +156,19 @@ def test_iteration_file_is_named_after_fsync_and_then_its_journal_is_removed(
         )
         write_iteration(writer, 1)
         inode = (out / "telemetry" / "rows-00001.jsonl").stat().st_ino
-    assert done == [("synced", inode), ("named", inode)]
+        folder = (out / "telemetry").stat().st_ino
+    named = done.index(("named", inode))
+    assert done[named - 1 : named + 2] == [("synced", inode), ("named", inode), ("synced", folder)]
     assert not (out / "telemetry" / "unfinished-00001").exists()
 
 
-def test_finished_training_leaves_complete_iterations_and_nothing_else(out: Path) -> None:
+def test_finished_training_leaves_no_journal_and_no_resource_row_after_its_last_iteration(out: Path) -> None:
     now = 0.0
     with RunWriter(out, clock=lambda: now) as writer:
         write_iteration(writer, 1)
         with writer.iteration(2, is_last=True):
             writer.emit(fake_run.update_row(2))
-        now = 60.0  # A last resource row would be due, but is part of the last iteration.
+        now = 60.0  # A last resource row would be due, but no row may follow the last iteration.
     assert list((out / "telemetry").glob("unfinished-*")) == []
     assert [row.t for row in read_rows(out, ResourceRow)] == [0.0]
 
@@ -161,8 +176,9 @@ def test_finished_training_leaves_complete_iterations_and_nothing_else(out: Path
 # --- resuming ---------------------------------------------------------------------------------------
 
 
-def test_resumed_run_continues_after_its_checkpoint_with_its_own_clock(out: Path) -> None:
-    """Run time is two seconds until the checkpoint and one second after the resume, without the pause."""
+def test_resumed_run_removes_rows_after_its_checkpoint_and_continues_its_run_time(out: Path) -> None:
+    """Expect a run time of two seconds until the checkpoint and of three after the resume; the pause does not
+    count."""
     now = 100.0
     with RunWriter(out, clock=lambda: now) as writer:
         with writer.iteration(0):
@@ -185,7 +201,7 @@ def test_resumed_run_continues_after_its_checkpoint_with_its_own_clock(out: Path
     assert len(read_rows(out, RunRow)) == 1
 
 
-def test_run_killed_while_resuming_has_no_partial_iteration_and_no_gap(
+def test_resume_removes_the_newest_iteration_first_so_that_a_kill_leaves_no_gap(
     out: Path, killed: IterationJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed.take(2, 0, [fake_run.epoch_row(1, episode=1)])
@@ -208,7 +224,7 @@ def test_run_killed_while_resuming_has_no_partial_iteration_and_no_gap(
         assert [row.iteration for row in read_rows(out, UpdateRow)] == left
 
 
-def test_run_without_run_row_starts_over(out: Path) -> None:
+def test_resumed_run_without_a_run_row_starts_over(out: Path) -> None:
     with RunWriter(out) as writer, pytest.raises(KeyboardInterrupt), writer.iteration(0):
         raise KeyboardInterrupt
     with RunWriter(out, resume_from=RowMark(0, 0.0)) as writer, writer.iteration(0):
@@ -219,10 +235,10 @@ def test_run_without_run_row_starts_over(out: Path) -> None:
 # --- full disk --------------------------------------------------------------------------------------
 
 
-def test_journal_on_a_full_disk_is_dropped_until_the_next_shard(
+def test_journal_ignores_rows_after_a_failed_write_until_the_next_shard_of_environments(
     out: Path, killed: IterationJournal, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In this test, closing the journal file fails with the same disk error as writing."""
+    """Let both writing and closing the journal file fail with the error of a full disk."""
     with monkeypatch.context() as patch:
         patch.setattr(iteration_journal, "write_all", full_disk)
         patch.setattr(os, "close", full_disk)
@@ -233,7 +249,7 @@ def test_journal_on_a_full_disk_is_dropped_until_the_next_shard(
     assert capfd.readouterr().err == ""
 
 
-def test_full_disk_keeps_the_journal_of_an_iteration_and_the_run_can_be_resumed(
+def test_rows_of_an_iteration_that_cannot_be_written_are_written_with_the_next_iteration(
     out: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def take(number: int) -> None:
@@ -246,18 +262,19 @@ def test_full_disk_keeps_the_journal_of_an_iteration_and_the_run_can_be_resumed(
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full_disk)
             write_iteration(writer, 2)
+            assert (out / "telemetry" / "unfinished-00002").is_dir(), "the journal is kept"
         for number in (3, 4):
             take(number)
             write_iteration(writer, number)
         with writer.checkpoint() as mark:
-            assert mark.iteration == 1
-    assert places(out) == [(0, 0, 1), (0, 1, 1)]
-    assert capfd.readouterr().err.count("telemetry stopped") == 1
+            assert mark.iteration == 4
+    assert capfd.readouterr().err.count("the run continues") == 1
+    assert [n for n in (2, 3, 4) if (out / "telemetry" / f"unfinished-0000{n}").exists()] == []
 
     with RunWriter(out, resume_from=mark) as writer:
         write_iteration(writer, 5)
-    assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 5]
-    assert (out / "telemetry" / "rows-00002-00004").is_dir(), "what is missing is no damage"
+    assert [row.iteration for row in read_rows(out, UpdateRow)] == [1, 2, 3, 4, 5]
+    assert (out / "telemetry" / "rows-00002-00002").is_dir(), "its rows are in the file of iteration 3"
 
 
 def test_second_writer_of_a_run_is_refused_while_the_first_writer_is_open(out: Path) -> None:

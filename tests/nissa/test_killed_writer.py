@@ -18,7 +18,9 @@ def assert_rows_are_there_once(run: Path, flushed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["write", "resume"])
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_run_killed_during_compaction_loses_no_row_and_compacts_the_rest_later(tmp_path, kind, moment):
+def test_writer_killed_during_compaction_loses_no_row_and_a_resumed_writer_compacts_the_rest(
+    tmp_path, kind, moment
+):
     run = tmp_path / "run"
     flushed = Writer(kind, run, moment).last_output()
 
@@ -39,8 +41,8 @@ def test_run_killed_during_compaction_loses_no_row_and_compacts_the_rest_later(t
 
 
 @pytest.mark.parametrize("kind", ["write", "resume"])
-def test_run_killed_at_any_time_loses_no_flushed_row(tmp_path, kind):
-    """A resumable writer continues with the files of the killed writer."""
+def test_telemetry_writer_killed_at_any_time_loses_no_flushed_row(tmp_path, kind):
+    """A writer of kind "resume" continues with the files of the killed writer."""
     stream = random.Random(kind)
     for number in range(12):
         run = tmp_path / (str(number) if kind == "write" else "run")

@@ -1,4 +1,4 @@
-"""Fractions lie within 0 to 1 and scores within 0 to 100 in the rows of real runs."""
+"""Fractions lie within 0 to 1 and scores within 0 to 100 in the telemetry rows of real runs."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,8 @@ def numbers_within(value: object) -> Iterator[float]:
 
 
 def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[str]]:
-    """Return telemetry values outside the range of their unit, and the count of checked values by unit."""
+    """Return telemetry values outside the range of their unit, and for each unit the number of checked
+    values."""
     found, seen = [], Counter[str]()
     for row in rows:
         for column in COLUMNS[TABLE_OF[type(row)]]:
@@ -40,8 +41,8 @@ def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[
 
 
 @pytest.mark.parametrize("name", ["converged", "exploding", "flipped", "good", "shaped"])
-def test_recorded_training_respects_the_ranges_of_units(name: str) -> None:
-    """Recorded trainings include deliberately broken trainings."""
+def test_fractions_and_scores_of_recorded_trainings_are_within_their_ranges(name: str) -> None:
+    """Also check the deliberately broken trainings among the recorded ones."""
     found, seen = outside(record.read(name))
 
     assert found == []
@@ -49,7 +50,7 @@ def test_recorded_training_respects_the_ranges_of_units(name: str) -> None:
 
 
 @pytest.mark.parametrize("controller", ["heuristic", "random"])
-def test_all_tables_of_a_run_respect_the_ranges_of_units(
+def test_fractions_and_scores_in_all_tables_of_a_run_are_within_their_ranges(
     controller: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ESPER_CACHE", str(tmp_path / "cache"))

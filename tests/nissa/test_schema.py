@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
         ("decision", {"t", "value", "reward"}, {"log_probs", "op_probs", "reward_terms"}),
     ],
 )
-def test_columns_that_may_hold_floats_are_known(table, floats, nested):
+def test_column_specifications_mark_the_telemetry_columns_that_may_contain_floats(table, floats, nested):
     assert {column.name for column in COLUMNS[table] if column.is_float} == floats
     assert {column.name for column in COLUMNS[table] if column.nests_floats} == nested
 
@@ -32,7 +32,7 @@ def test_columns_that_may_hold_floats_are_known(table, floats, nested):
         (Annotated[set[int], Column("m", "Height.")], "flat values, lists and maps of them; found set"),
     ],
 )
-def test_column_without_meaning_or_with_an_unsupported_type_is_refused(hint, refusal):
+def test_telemetry_column_without_description_or_with_an_unsupported_type_is_refused(hint, refusal):
     class Tree(Row, kw_only=True):
         height: hint
 
@@ -40,7 +40,7 @@ def test_column_without_meaning_or_with_an_unsupported_type_is_refused(hint, ref
         columns_of("trees", Tree)
 
 
-def test_column_specification_has_type_unit_and_band():
+def test_specification_of_a_telemetry_column_has_type_unit_and_normal_range():
     class Stove(Row, kw_only=True):
         heat: Annotated[list[float] | None, Column("K", "Heat.", low=1.0, high=2.5)]
 
@@ -52,7 +52,7 @@ def test_column_specification_has_type_unit_and_band():
     assert band(heat) == "1 to 2.5"
 
 
-def test_metrics_reference_equals_the_schema():
+def test_metrics_reference_in_the_documentation_equals_the_telemetry_schema():
     found = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 
     assert found == metrics_markdown(), "run: python -m tools.make_reference"
@@ -81,5 +81,5 @@ def test_metrics_reference_equals_the_schema():
         ("update", "early_stop_update_epoch", "BIGINT"),
     ],
 )
-def test_every_column_has_one_sql_type(table, column, sql_type):
+def test_telemetry_columns_have_the_expected_sql_types(table, column, sql_type):
     assert next(spec.sql_type for spec in COLUMNS[table] if spec.name == column) == sql_type

@@ -19,7 +19,7 @@ def file_of(run: Path) -> Path:
     return run / "telemetry" / "rows-00000.jsonl"
 
 
-def test_telemetry_rows_compare_by_value(tmp_path):
+def test_telemetry_rows_are_immutable(tmp_path):
     for row in fake_run.one_row_of_each_table().values():
         with pytest.raises(AttributeError, match="immutable"):
             row.t = 1.0
@@ -35,7 +35,7 @@ def test_telemetry_file_has_json_lines_that_start_with_the_table_name(tmp_path):
     assert lines[1]["iteration"] == 2
 
 
-def test_disk_that_accepts_few_bytes_per_write_gets_every_row(tmp_path, monkeypatch):
+def test_every_telemetry_row_is_written_even_if_each_write_accepts_only_50_bytes(tmp_path, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:50]))
     with RunWriter(tmp_path) as writer:
@@ -45,7 +45,7 @@ def test_disk_that_accepts_few_bytes_per_write_gets_every_row(tmp_path, monkeypa
     assert [row.epoch for row in read_rows(tmp_path, EpochRow)] == [1, 2]
 
 
-def test_rows_have_the_time_since_the_start_and_reach_the_disk_at_flush(tmp_path):
+def test_telemetry_rows_have_the_time_since_the_start_and_reach_the_disk_at_flush(tmp_path):
     now = 100.0
     writer = RunWriter(tmp_path, clock=lambda: now)
     now = 101.5
@@ -59,7 +59,7 @@ def test_rows_have_the_time_since_the_start_and_reach_the_disk_at_flush(tmp_path
 
 
 def test_resource_row_is_written_about_every_ten_seconds_and_at_the_end(tmp_path):
-    # With a flush every 4 s, resource rows are written at 12 s and 24 s, at least 10 s apart, and at the end.
+    # With a flush every 4 s, resource rows are written at 12 s and 24 s (at least 10 s apart) and at the end.
     now = 0.0
     writer = RunWriter(tmp_path, clock=lambda: now)
     for epoch in range(1, 7):
@@ -74,7 +74,7 @@ def test_resource_row_is_written_about_every_ten_seconds_and_at_the_end(tmp_path
     assert all(row.rss_mb > 1 for row in rows)
 
 
-def test_array_scalars_are_written_like_python_numbers(tmp_path):
+def test_numpy_scalars_in_telemetry_rows_are_written_like_python_numbers(tmp_path):
     numbers = {"val_score": np.float32(12.5), "params": np.int64(7), "ms": np.float64(0.5)}
     row = replace(fake_run.epoch_row(1), **numbers)
     with RunWriter(tmp_path) as writer:
@@ -96,7 +96,9 @@ def test_array_scalars_are_written_like_python_numbers(tmp_path):
         ("run", "config", lambda value: {"optimiser": {"clip": [1.0, value]}}),
     ],
 )
-def test_non_finite_number_error_names_table_and_column(tmp_path, table, column, place, value):
+def test_error_for_a_non_finite_number_in_a_telemetry_row_names_table_and_column(
+    tmp_path, table, column, place, value
+):
     row = fake_run.one_row_of_each_table()[table]
     with RunWriter(tmp_path, clock=lambda: row.t) as writer:
         with pytest.raises(RowError, match=f"column '{column}' of table '{table}' is -?(nan|inf)"):
@@ -106,7 +108,7 @@ def test_non_finite_number_error_names_table_and_column(tmp_path, table, column,
     assert len(read_rows(tmp_path, TABLES[table])) == 1
 
 
-def test_value_without_json_equivalent_is_refused_and_writes_nothing(tmp_path):
+def test_telemetry_row_with_a_value_without_json_equivalent_is_refused_and_not_written(tmp_path):
     row = replace(fake_run.run_row(), config={"path": tmp_path})
     with RunWriter(tmp_path) as writer:
         with pytest.raises(RowError, match="a row of table 'run' cannot be written: PosixPath"):
@@ -116,7 +118,7 @@ def test_value_without_json_equivalent_is_refused_and_writes_nothing(tmp_path):
     assert len(read_rows(tmp_path, TABLES["run"])) == 1
 
 
-def test_row_without_a_table_is_refused(tmp_path):
+def test_row_of_a_type_that_belongs_to_no_telemetry_table_is_refused(tmp_path):
     class Stray(Row, kw_only=True):
         pass
 
@@ -141,7 +143,7 @@ def test_closed_telemetry_writer_refuses_rows_and_may_be_closed_again(tmp_path):
         ("summary", {"seed", "counterfactual", "epoch", "decision"}),
     ],
 )
-def test_tables_outside_the_level_of_detail_are_dropped(tmp_path, detail, missing):
+def test_rows_of_telemetry_tables_outside_the_level_of_detail_are_not_written(tmp_path, detail, missing):
     with RunWriter(tmp_path, detail="full" if missing else "summary") as writer:
         writer.detail = detail
         for row in fake_run.one_row_of_each_table().values():

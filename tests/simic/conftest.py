@@ -1,4 +1,4 @@
-"""Cache of twin scores in a temporary folder that all tests of this process share."""
+"""Cache of the do-nothing twins' scores in a temporary folder, shared by all tests of a process."""
 
 from collections.abc import Iterator
 

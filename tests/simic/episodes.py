@@ -1,4 +1,4 @@
-"""Whole episodes of ``GrowthEnv`` under a reward family, and the expected potentials."""
+"""Recorded episodes of ``GrowthEnv`` under a reward family, and expected values of its potentials."""
 
 import math
 from collections.abc import Sequence
@@ -26,17 +26,17 @@ AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=
 
 
 class Episode(NamedTuple):
-    """Record of whole episodes of two environments, every array ``[step, env]``."""
+    """Record of one episode in two environments; every array is ``[step, env]``."""
 
     rewards: NDArray[np.float64]
     terms: dict[str, NDArray[np.float64]]
     log: RewardLog
     facts: list[EpochFacts]
-    """Facts by epoch; entry 0 is of the untrained host."""
+    """``EpochFacts`` after each epoch; entry 0 has those of the untrained host."""
     tables: list[SlotTable]
     reports: list[EpisodeReport]
     guess_losses: list[float]
-    """Loss of guessing by class frequency, per environment."""
+    """Loss of predicting the class frequencies, for each environment."""
 
 
 def task_with(rules: LifecycleRules = AT_ONCE, horizon: int = 8, **changes: Any) -> TaskSpec:
@@ -49,7 +49,7 @@ def growth(task: TaskSpec, family: FamilyName) -> GrowthEnv:
 
 
 def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int = 0) -> Episode:
-    """Run one episode with ``script`` in the first environment and WAIT in the second.
+    """Run one episode with the actions ``script`` in the first environment and WAIT in the second.
 
     Without a script, actions are random in every environment.
 
@@ -61,7 +61,7 @@ def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int
 
     def watched(now: EpochFacts) -> Observation:
         facts.append(now)
-        tables.append(env._vector.table.copy())
+        tables.append(env.vector.table.copy())
         return observe(now)
 
     env._observe = watched  # type: ignore[method-assign]
@@ -79,12 +79,12 @@ def play(env: GrowthEnv, script: Sequence[IntArray] | None = None, rng_seed: int
         rewards.append(step.reward)
     log = env.reward_log
     terms = {name: np.array([step[name] for step in log.terms]) for name in log.terms[0]}
-    guesses = [guess_loss(one.host.splits.train.y.numpy()) for one in env._vector.envs]
+    guesses = [guess_loss(one.host.splits.train.y.numpy()) for one in env.vector.envs]
     return Episode(np.array(rewards), terms, log, facts, tables, env.reports, guesses)
 
 
 def guess_loss(answers: NDArray[np.int64]) -> float:
-    """Return the entropy −Σ p·ln p of the class frequencies p, the loss of guessing by frequency."""
+    """Return the loss of predicting the class frequencies p: the entropy −Σ p·ln p."""
     _, counts = np.unique(answers, return_counts=True)
     return -sum(count / answers.size * math.log(count / answers.size) for count in counts)
 
@@ -100,13 +100,13 @@ def played(
 
 @cache
 def busy(family: FamilyName) -> Episode:
-    """Return an episode in which one seed is fossilized and two are pruned."""
+    """Return a recorded episode in which one seed is fossilized and two seeds are pruned."""
     return played(family, BUSY)
 
 
 @cache
 def idle(family: FamilyName) -> Episode:
-    """Return an episode with WAIT at every step."""
+    """Return a recorded episode with WAIT at every step."""
     return played(family, [])
 
 
@@ -123,7 +123,7 @@ BUSY = [
 
 @cache
 def twin_scores_again(horizon: int, env: int) -> tuple[float, ...]:
-    """Return the scores of the do-nothing twin by epoch, computed without the cache."""
+    """Return the do-nothing twin's scores by epoch, computed without the cache of scores."""
     return run_without_growth(task_with(horizon=horizon), rng_seed=3, env=env).val_scores
 
 
@@ -142,7 +142,7 @@ def points_contributed(episode: Episode, epoch: int) -> list[float]:
 
 
 def state_worth(family: FamilyName, episode: Episode, epoch: int) -> dict[str, list[float]]:
-    """Return the expected value of every potential of the family, in points of score."""
+    """Return the value that each potential of the reward family must have, in points of score."""
     facts = episode.facts[epoch]
     rent = [-RENT * params / 10 for params in facts.grown_params]
     if family == "paired":

@@ -1,4 +1,4 @@
-"""Optimal action scripts of all oracle environments; a script reads the hidden state of its environment."""
+"""Optimal actions for every oracle, chosen by scripts that read the hidden state of the environment."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +12,11 @@ from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memor
 from esper.simic.oracles.trial import OracleClass
 
 Script = Callable[[Any, int], IntArray]
-"""Script: function from oracle environments and step number to actions ``[env, 8]``."""
+"""Script: function from oracle environments and step number to actions ``[env, head]``."""
 
 
 def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
-    """Return actions with one op for all environments; heads without an argument are canonical."""
+    """Return actions with the same op in all environments; heads without an argument are canonical."""
     rows = np.tile(CANONICAL_ACTION, (num_envs, 1))
     rows[:, Head.OP], rows[:, Head.SLOT] = op, slot
     for name, value in heads.items():
@@ -25,7 +25,7 @@ def action(num_envs: int, op: int, slot: Any = 0, **heads: Any) -> IntArray:
 
 
 def plant(num_envs: int, slot: Any, blueprint: Any = BlueprintAction.NORM) -> IntArray:
-    """Return germinations in all environments, with the shortest ramp to full alpha."""
+    """Return actions that germinate in all environments, with the shortest ramp to full alpha."""
     return action(
         num_envs,
         LifecycleOp.GERMINATE,
@@ -93,7 +93,7 @@ SCRIPTS: dict[OracleClass, Script] = {
 
 
 def follow(env: ToyOracle | LifecycleOracle, script: Script) -> np.ndarray:
-    """Run one episode with a script, assert that every action is legal, and return the returns ``[env]``."""
+    """Run one oracle episode with a script, assert that all actions are legal, return the episode returns."""
     masks, returns = env.reset().masks, np.zeros(env.num_envs)
     for number in range(env.horizon):
         actions = script(env, number)

@@ -1,4 +1,4 @@
-"""Rollouts of small policies on oracle environments."""
+"""Functions that collect rollouts of small policies on oracle environments."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -22,7 +22,7 @@ TINY = replace(SMALL, feature_dim=16, hidden_dim=16)
 def roll(
     oracle: OracleClass = Lifecycle, num_envs: int = 4, episodes: int = 1, **shape: Any
 ) -> tuple[FactoredRecurrentActorCritic, TamiyoRolloutBuffer]:
-    """Return a policy and its rollout; by default on ``Lifecycle``, where every head has a choice."""
+    """Return a small policy and its rollout, by default on ``Lifecycle``, where every head has a choice."""
     policy, buffer = _rolled(oracle, num_envs, episodes, replace(TINY, **shape))
     return policy, TamiyoRolloutBuffer.join([buffer])
 

@@ -1,4 +1,4 @@
-"""Hosts that diverge within an episode: rewards, next attempt, other environments, training."""
+"""A host that diverges gets a penalty and a new attempt, and other environments are not affected."""
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,8 +44,8 @@ def growth(family: FamilyName = "paired", task: TaskSpec = TASK, **settings: Any
 
 
 def break_down(env: GrowthEnv | SerialVector, row: int, steps: Collection[int]) -> None:
-    """Make the host of environment ``row`` diverge in the given steps, counted over all its episodes."""
-    vector = env._vector if isinstance(env, GrowthEnv) else env
+    """Make the host of environment ``row`` diverge in ``steps``, counted over all its episodes."""
+    vector = env.vector if isinstance(env, GrowthEnv) else env
     victim, number = vector.envs[row], count()
     begin_step = victim.begin_step
 
@@ -72,7 +72,7 @@ def actions_at(step: int, script: Mapping[int, IntArray], num_envs: int) -> NDAr
 def play(
     env: GrowthEnv, script: Mapping[int, IntArray] = BUSY, before: Callable[[int], None] = lambda step: None
 ) -> list[PolicyStep]:
-    """Run a rollout in which every environment takes the actions of ``script``, given by step."""
+    """Run one episode with the same actions in every environment: ``script`` by step number, else WAIT."""
     env.reset()
     steps = []
     for number in range(env.horizon):
@@ -84,13 +84,13 @@ def play(
 def second_attempt(env: GrowthEnv) -> Observation:
     """Start the second attempt at episode 0 in every environment."""
     with pytest.MonkeyPatch.context() as patch:
-        reset = env._reset_env
+        reset = env._reset_envs
 
-        def again(row: int) -> Any:
-            env._attempts[row] = 1
-            return reset(row)
+        def again(rows: Sequence[int]) -> None:
+            env._attempts = [1] * len(rows)
+            reset(rows)
 
-        patch.setattr(env, "_reset_env", again)
+        patch.setattr(env, "_reset_envs", again)
         return env.reset()
 
 
@@ -98,11 +98,11 @@ def column(steps: Sequence[PolicyStep], name: str, row: int) -> list[Any]:
     return [getattr(step, name)[row].item() for step in steps]
 
 
-# --- rewards of a diverged episode --------------------------------------------------------------------
+# --- rewards, other environments, and the attempt after a divergence ----------------------------------
 
 
 @pytest.mark.parametrize("family", NAMES)
-def test_reward_of_a_diverged_step_is_minus_all_gains_minus_the_penalty(family: FamilyName) -> None:
+def test_rewards_of_a_diverged_attempt_sum_to_the_penalty_plus_prune_costs(family: FamilyName) -> None:
     env = growth(family)
     break_down(env, 1, {3})
     steps = play(env)
@@ -117,12 +117,14 @@ def test_reward_of_a_diverged_step_is_minus_all_gains_minus_the_penalty(family: 
 
 
 @pytest.mark.parametrize(("family", "value"), list(zip(NAMES, cycle([math.nan, math.inf]))))
-def test_non_finite_weight_ends_the_episode_of_its_environment_only(family: FamilyName, value: float) -> None:
+def test_non_finite_host_weight_ends_the_episode_in_its_environment_and_no_other(
+    family: FamilyName, value: float
+) -> None:
     env = growth(family)
 
     def poison(step: int) -> None:
         if step == 4:
-            poison_host(env._vector.envs[1], value)
+            poison_host(env.vector.envs[1], value)
 
     steps = play(env, {0: plant(1)}, poison)
     assert column(steps, "terminated", 1) == [False] * 4 + [True, False]
@@ -130,10 +132,10 @@ def test_non_finite_weight_ends_the_episode_of_its_environment_only(family: Fami
     assert column(steps, "ended", 0) == column(steps, "ended", 2) == [False] * 5 + [True]
     assert all(np.isfinite(step.reward).all() for step in steps)
     assert all(step.observation.features.isfinite().all() for step in steps)
-    assert all(p.isfinite().all() for p in env._vector.envs[1].model.parameters()), "a new host"
+    assert all(p.isfinite().all() for p in env.vector.envs[1].model.parameters()), "a new host"
 
 
-def test_divergence_in_the_last_epoch_terminates_even_if_the_horizon_truncates() -> None:
+def test_divergence_in_the_last_epoch_terminates_the_episode_even_if_the_horizon_is_a_truncation() -> None:
     env = growth(horizon_terminates=False)
     break_down(env, 1, {HORIZON - 1})
     steps = play(env)
@@ -143,7 +145,7 @@ def test_divergence_in_the_last_epoch_terminates_even_if_the_horizon_truncates()
     assert (len(env.reports), env.reward_log.broken_episodes) == (2, 1)
 
 
-def test_prune_in_a_diverged_epoch_has_no_churn_cost() -> None:
+def test_prune_in_an_epoch_in_which_the_host_diverges_costs_no_reward() -> None:
     env = growth("contribution")
     break_down(env, 1, {2})
     play(env)
@@ -154,7 +156,7 @@ def test_prune_in_a_diverged_epoch_has_no_churn_cost() -> None:
     ]
 
 
-def test_diverged_episodes_are_counted_per_rollout() -> None:
+def test_reward_log_counts_the_diverged_episodes_of_each_rollout() -> None:
     whole, env = growth(), growth()
     play(whole)
     break_down(env, 0, {1})
@@ -167,11 +169,10 @@ def test_diverged_episodes_are_counted_per_rollout() -> None:
     assert (env.reward_log.broken_episodes, len(env.reports)) == (0, 3)
 
 
-# --- environments without a divergence ----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["paired", "contribution"])
-def test_divergence_does_not_change_other_environments(family: FamilyName) -> None:
+def test_divergence_in_one_environment_does_not_change_training_in_other_environments(
+    family: FamilyName,
+) -> None:
     whole, broken = growth(family), growth(family)
     break_down(broken, 1, {2, 4})
     for one, other in zip(play(whole), play(broken), strict=True):
@@ -180,12 +181,12 @@ def test_divergence_does_not_change_other_environments(family: FamilyName) -> No
             assert torch.equal(one.observation.masks.slot_by_op[row], other.observation.masks.slot_by_op[row])
             assert (one.reward[row], one.ended[row]) == (other.reward[row], other.ended[row])
     for row in (0, 2):
-        ours, theirs = whole._vector.envs[row], broken._vector.envs[row]
+        ours, theirs = whole.vector.envs[row], broken.vector.envs[row]
         assert bits(ours.model.state_dict()) == bits(theirs.model.state_dict())
         assert bits(ours.table) == bits(theirs.table)
 
 
-def test_facts_of_a_diverged_epoch_are_those_of_the_restored_state() -> None:
+def test_facts_after_a_diverged_epoch_are_those_of_the_restored_state() -> None:
     vector = SerialVector(TASK, rng_seed=3, env_indices=range(2), rollback_limit=1)
     break_down(vector, 1, {1})
     untrained = vector.reset()
@@ -197,10 +198,7 @@ def test_facts_of_a_diverged_epoch_are_those_of_the_restored_state() -> None:
         assert getattr(after, name)[1] == getattr(untrained, name)[1]
 
 
-# --- attempt after a divergence -----------------------------------------------------------------------
-
-
-def test_observation_after_a_divergence_is_the_first_of_the_next_attempt() -> None:
+def test_observation_after_a_divergence_is_the_first_observation_of_the_next_attempt() -> None:
     env, fresh = growth(), growth()
     break_down(env, 1, {3})
     seen = play(env)[3].observation
@@ -224,16 +222,16 @@ def test_second_attempt_at_an_episode_has_the_rewards_of_an_episode_without_dive
         expected = alone.step(actions_at(number, {2: plant(2), 4: plant(0)}, 3))
         assert steps[number].reward[1] == expected.reward[1]
         assert torch.equal(steps[number].observation.features[1], expected.observation.features[1])
-    assert (env._vector.table.stage[1] != Stage.DORMANT).sum() == 2
+    assert (env.vector.table.stage[1] != Stage.DORMANT).sum() == 2
 
 
-def test_second_attempt_at_an_episode_is_compared_with_its_own_twin() -> None:
+def test_reward_of_a_second_attempt_compares_with_the_do_nothing_twin_of_that_attempt() -> None:
     env = growth(task=tiny_task(horizon=HORIZON, batches_per_epoch=8))
     break_down(env, 0, {2})
     break_down(env, 1, {0, 1})
     rewards = column(play(env, {}), "reward", 1)
     assert rewards == [-PENALTY, -PENALTY, 0.0, 0.0, 0.0, 0.0]
-    second, third = env._vector.envs[:2]
+    second, third = env.vector.envs[:2]
     assert (third._key().attempt, third.epoch) == (2, 4)
     assert len(set(third._val_scores)) > 1, "waiting earns nothing although the score changes"
     unpaired = np.array(env.reward_log.unpaired)[:, 0]
@@ -246,11 +244,11 @@ def test_second_attempt_at_an_episode_is_compared_with_its_own_twin() -> None:
 
 
 class Episodes(GrowthEnv):
-    """Environment that starts a new episode itself when the horizon is reached."""
+    """Environment that resets itself when an episode reaches its horizon."""
 
     episodes, steps_taken = 1, 0
     seen: Observation
-    """Observation after the last step of the rollout."""
+    """Observation that follows the last step of the rollout."""
 
     def step(self, actions: NDArray[np.int64], outputs: Any = None) -> PolicyStep:
         step = super().step(actions, outputs)
@@ -285,7 +283,9 @@ def no_memory(policy: FactoredRecurrentActorCritic) -> tuple[Tensor, Tensor]:
     return policy.get_initial_hidden(1)
 
 
-def test_lstm_state_is_reset_for_a_new_attempt(broken_rollout: Rolled) -> None:
+def test_lstm_state_of_an_environment_is_reset_for_a_new_attempt_after_a_divergence(
+    broken_rollout: Rolled,
+) -> None:
     policy, _, buffer = broken_rollout
     assert buffer.fresh[1].tolist() == [True, False, False, True, False, False]
     assert buffer.fresh[0].tolist() == [True] + [False] * 5
@@ -299,13 +299,13 @@ def test_lstm_state_is_reset_for_a_new_attempt(broken_rollout: Rolled) -> None:
     )
 
 
-def test_divergence_terminates_and_the_unfinished_attempt_bootstraps_from_the_critic(
+def test_divergence_terminates_an_attempt_and_the_unfinished_next_attempt_bootstraps(
     broken_rollout: Rolled,
 ) -> None:
     policy, env, buffer = broken_rollout
     assert buffer.terminated.nonzero().tolist() == [[0, 5], [1, 2], [2, 5]]
     assert torch.equal(buffer.next_values[:, :-1], buffer.values[:, 1:])
-    with torch.no_grad():  # The new attempt of the second environment starts at row 3.
+    with torch.no_grad():  # The new attempt of the second environment starts at step 3 of the rollout.
         _, memory = policy.encode(buffer.state[1:2, 3:], buffer.blueprint_indices[1:2, 3:], no_memory(policy))
         beyond = policy.get_value(env.seen.features[1:2], env.seen.blueprint_indices[1:2], memory).item()
     assert abs(beyond) > 1e-3
@@ -313,7 +313,7 @@ def test_divergence_terminates_and_the_unfinished_attempt_bootstraps_from_the_cr
 
 
 @pytest.mark.parametrize(("critic", "conditioned"), [("state_value", True), ("op_value", False)])
-def test_update_reproduces_rollout_log_probs_across_horizons_and_divergences(
+def test_update_reproduces_stored_log_probs_of_a_rollout_with_finished_and_diverged_episodes(
     critic: str, conditioned: bool
 ) -> None:
     policy = new_policy(replace(TINY, critic=critic, conditioned=conditioned), 0)
@@ -345,7 +345,7 @@ def test_divergence_does_not_change_decisions_and_rewards_of_other_environments(
 # --- evaluation and training -----------------------------------------------------------------------
 
 
-def test_evaluation_counts_the_diverged_attempt_and_not_the_attempt_after_it() -> None:
+def test_evaluation_return_includes_the_diverged_attempt_and_not_the_attempt_after_it() -> None:
     policy = new_policy(TINY, 0)
     whole, broken = growth("loss"), growth("loss")
     break_down(broken, 1, {2})
@@ -363,7 +363,7 @@ def trainer_of() -> Trainer:
     return Trainer(TASK, TrainingConfig(**few, update_epochs=1))
 
 
-def test_evaluation_score_is_the_mean_of_episodes_that_reached_the_horizon() -> None:
+def test_evaluation_score_is_the_mean_score_of_episodes_that_reached_the_horizon() -> None:
     trainer, undisturbed = trainer_of(), trainer_of()
     break_down(trainer._selection[0], 0, {1})
     mean_return, score = trainer.evaluate()

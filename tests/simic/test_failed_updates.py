@@ -1,4 +1,4 @@
-"""Failed policy updates: their telemetry, and whether the run continues or ends."""
+"""Tests: exploding ratios or non-finite numbers in a policy update are reported, and the run continues."""
 
 import json
 import math
@@ -30,14 +30,14 @@ ENVS, STEPS = 3, 3
 
 @pytest.fixture(autouse=True, scope="module")
 def tiny_world() -> Iterator[None]:
-    """Register a tiny task."""
+    """Register a tiny task preset for the tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TASKS, "tiny", tiny_task())
         yield
 
 
 def config(**settings: Any) -> TrainingConfig:
-    """Return a small configuration with detail ``summary``: decision rows are written after alerts only."""
+    """Return a small training configuration, with which decision rows are written only after alerts."""
     few = {
         "envs": ENVS,
         "iterations": 2,
@@ -57,12 +57,13 @@ def raised(run: Path) -> list[tuple[str, int | None]]:
 
 
 class Shaker:
-    """Patch that changes the policy before its update in ``shaken`` iterations, and stores all rollouts."""
+    """Patch of ``PPOAgent.update`` that adds noise to the policy's weights during the updates ``shaken``."""
 
     def __init__(self, iterations: int, *shaken: int) -> None:
         self.rollouts: dict[int, TamiyoRolloutBuffer] = {}
         self.changes: dict[int, Tensor] = {}
-        """Change of log-probabilities ``[env, step, 8]`` by the changed weights."""
+        """By iteration: change of log-probabilities ``[env, step, head]`` that the noise in the weights
+        causes."""
         update = PPOAgent.update
 
         def shaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
@@ -94,12 +95,12 @@ def shaken_run(out: Path, iterations: int, *shaken: int, **settings: Any) -> Sha
 
 @pytest.fixture(scope="module")
 def shaken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Shaker]:
-    """Run six training iterations; the second raises an alert."""
+    """Run six training iterations, of which the second raises an alert."""
     run = tmp_path_factory.mktemp("shaken") / "run"
     return run, shaken_run(run, 6, 2, checkpoint_every=1)
 
 
-def test_ratio_explosion_is_written_with_environment_step_head_and_action(
+def test_exploding_probability_ratio_is_written_with_environment_step_head_and_action(
     shaken: tuple[Path, Shaker],
 ) -> None:
     run, shaker = shaken
@@ -149,7 +150,7 @@ def details(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test_iterations_after_an_alert_are_written_at_full_detail(shaken: tuple[Path, Shaker]) -> None:
+def test_telemetry_of_iterations_after_an_alert_has_full_detail(shaken: tuple[Path, Shaker]) -> None:
     run, shaker = shaken
     assert DETAIL_ITERATIONS == 3
     assert {number for _, number in raised(run)} == {2}
@@ -161,12 +162,12 @@ def test_iterations_after_an_alert_are_written_at_full_detail(shaken: tuple[Path
     assert (file.name, told["UpdateRow"]["iteration"]) == ("iteration-00002.json", 2)
 
 
-def test_second_alert_extends_the_iterations_written_at_full_detail(tmp_path: Path) -> None:
+def test_second_alert_extends_the_number_of_iterations_with_full_telemetry_detail(tmp_path: Path) -> None:
     rollouts = shaken_run(tmp_path / "run", 6, 1, 3).rollouts
     assert details(tmp_path / "run") == detail_of(rollouts, range(1, 6))
 
 
-def test_decision_rows_after_an_alert_have_environment_indices_of_all_shards(tmp_path: Path) -> None:
+def test_decision_rows_at_standard_detail_have_environment_indices_of_all_shards(tmp_path: Path) -> None:
     rollouts = shaken_run(tmp_path / "run", 1, envs=6, detail="standard").rollouts
     assert raised(tmp_path / "run") == []
     assert not (tmp_path / "run" / "diagnostics").exists()
@@ -176,7 +177,7 @@ def test_decision_rows_after_an_alert_have_environment_indices_of_all_shards(tmp
 
 
 class StoppedError(Exception):
-    """Raised by a test to simulate the end of the process."""
+    """Error that a test raises to simulate the end of the process."""
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
@@ -223,7 +224,7 @@ def break_rewards(monkeypatch: pytest.MonkeyPatch, broken: Callable[[int], bool]
     monkeypatch.setattr(GrowthEnv, "_rewards", breaking)
 
 
-def test_nan_reward_is_written_as_null_with_a_reason_and_training_continues(
+def test_nan_reward_is_written_as_null_and_the_skipped_update_has_a_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     break_rewards(monkeypatch, lambda number: number == 2)
@@ -239,7 +240,9 @@ def test_nan_reward_is_written_as_null_with_a_reason_and_training_continues(
     assert [(row.env, row.epoch) for row in decisions if row.reward is None] == [(1, 1), (1, 2)]
 
 
-def test_non_finite_ratio_is_written_as_null(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_non_finite_probability_ratio_is_written_as_null(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     update = PPOAgent.update
 
     def breaking(agent: PPOAgent, buffer: TamiyoRolloutBuffer, progress: float) -> UpdateMetrics:
@@ -257,7 +260,7 @@ def test_non_finite_ratio_is_written_as_null(monkeypatch: pytest.MonkeyPatch, tm
     assert "update epoch 0" in row.skipped
 
 
-def test_three_non_finite_updates_in_a_row_end_the_run_with_a_checkpoint(
+def test_three_non_finite_policy_updates_in_a_row_end_the_run_with_a_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -266,14 +269,15 @@ def test_three_non_finite_updates_in_a_row_end_the_run_with_a_checkpoint(
         with pytest.raises(PolicyDivergedError, match="reward of environment 1 at step 1 is nan"):
             train(config(iterations=4), run)
     assert [row.skipped is None for row in read_rows(run, UpdateRow)] == [True, False, False]
-    assert (run / "checkpoints" / "latest").read_text() == "iteration-00003"
+    # Every iteration has a checkpoint; the divergence in iteration 4 saved the state of iteration 3 again.
+    assert (run / "checkpoints" / "latest").read_text() == "iteration-00003-again"
     train(config(iterations=4), run, resume=True)
     rows = read_rows(run, UpdateRow)
     assert [row.iteration for row in rows] == [1, 2, 3, 4]
     assert [row.skipped is None for row in rows] == [True, False, False, True]
 
 
-def test_resumed_run_with_non_finite_updates_ends_at_once_and_can_be_resumed(
+def test_run_that_is_resumed_with_non_finite_updates_ends_at_once_and_can_be_resumed_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run, settings = tmp_path / "run", config(iterations=3)

@@ -1,4 +1,4 @@
-"""Reward families: rewards computed by hand, and rewards in episodes of growing networks."""
+"""Rewards of every reward family: values computed by hand, and sums over episodes of growing networks."""
 
 import math
 from dataclasses import replace
@@ -41,26 +41,26 @@ TABLE = SlotTable.empty(1, 3)
 
 
 def inputs(*, twin: float = 0.0, table: SlotTable = TABLE, price: float = 0.0, **facts: Any) -> RewardInputs:
-    """Return reward inputs of one environment with a guess loss of 2.0."""
+    """Return reward inputs of one environment, with a loss of 2.0 for a constant prediction."""
     stacked = EpochFacts.stack([replace(env_facts(), **facts)])
     return RewardInputs(stacked, table, np.array([twin]), guess_loss=2.0, rent=price)
 
 
 def rewarded(family: FamilyName, *steps: RewardInputs, scale: float = 1.0) -> list[dict[str, float]]:
-    """Return the reward terms of every step as floats."""
+    """Return the reward terms of one environment by name, for every step."""
     reward_function = RewardFunction(FAMILIES[family], scale)
     reward_function.begin(steps[0])
     ledgers = [reward_function.reward_terms(now) for now in steps[1:]]
     return [{name: float(value[0]) for name, value in ledger.items()} for ledger in ledgers]
 
 
-def test_paired_reward_is_the_change_of_lead_and_rent() -> None:
+def test_paired_reward_is_the_change_of_the_lead_over_the_twin_minus_the_change_of_the_rent() -> None:
     found = rewarded(
         "paired",
         inputs(val_score=12.0, twin=10.0, price=0.02),
-        # The lead rises from 2 to 10; rent is 500 parameters · 0.02 / 1000.
+        # Score minus twin's score rises from 2 to 10 points; rent is 500 parameters · 0.02 / 1000 = 0.01.
         inputs(val_score=30.0, twin=20.0, grown_params=500, price=0.02),
-        # The lead falls from 10 to −5, rent from 0.01 to 0.002.
+        # Score minus twin's score falls from 10 to −5 points, rent from 0.01 to 0.002.
         inputs(val_score=30.0, twin=35.0, grown_params=100, price=0.02),
         scale=5.0,
     )
@@ -77,7 +77,7 @@ def measured(*slots: tuple[Stage, float]) -> SlotTable:
     return table
 
 
-def test_contribution_reward_is_the_change_of_contributions_in_the_forward_pass() -> None:
+def test_contribution_reward_is_the_change_of_the_summed_contributions_of_blended_seeds() -> None:
     found = rewarded(
         "contribution",
         inputs(price=0.1),
@@ -99,19 +99,19 @@ def test_contribution_reward_is_the_change_of_contributions_in_the_forward_pass(
     ]
 
 
-def test_loss_reward_is_the_loss_decrease_over_the_guess_loss() -> None:
+def test_loss_reward_is_the_loss_decrease_divided_by_the_loss_of_a_constant_prediction() -> None:
     losses = (2.0, 1.5, 1.8)
     found = rewarded("loss", *(inputs(val_loss=loss) for loss in losses), scale=5.0)
     assert [ledger["loss"] for ledger in found] == pytest.approx([1.25, -0.75])
 
 
-def test_log_loss_reward_does_not_depend_on_the_scale_of_the_loss() -> None:
+def test_log_loss_reward_is_the_logarithm_of_earlier_loss_over_later_loss() -> None:
     found = rewarded("log_loss", *(inputs(val_loss=loss) for loss in (2.0, 1.0, 0.1, 0.0)), scale=5.0)
-    # Scale 5 times the log of the loss ratio: ln 2, ln 10, and ln 100 from 0.1 to the loss floor of 0.001.
+    # Rewards are 5 · ln(earlier loss / later loss) for losses 2, 1, 0.1, 0; 0 is raised to the bound 0.001.
     assert [ledger["log_loss"] for ledger in found] == pytest.approx([3.46574, 11.51293, 23.02585], abs=1e-5)
 
 
-def test_sparse_reward_is_zero_before_the_end() -> None:
+def test_sparse_reward_is_zero_before_the_end_of_the_episode() -> None:
     found = rewarded(
         "sparse",
         inputs(val_score=10.0, price=0.1),
@@ -127,7 +127,9 @@ def test_sparse_reward_is_zero_before_the_end() -> None:
 
 @pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("succeeded", [True, False])
-def test_churn_cost_applies_to_successful_prunes_only(op: LifecycleOp, succeeded: bool) -> None:
+def test_churn_cost_is_charged_for_a_successful_prune_and_for_no_other_op(
+    op: LifecycleOp, succeeded: bool
+) -> None:
     [found] = rewarded("contribution", inputs(), inputs(last_op=op, last_success=succeeded))
     assert found["churn"] == (-0.01 if op is LifecycleOp.PRUNE and succeeded else 0.0)
 
@@ -139,7 +141,7 @@ def test_only_the_contribution_family_has_a_churn_cost(family: FamilyName) -> No
     )
 
 
-def test_diverged_episode_loses_its_gains_and_gets_the_penalty() -> None:
+def test_rewards_of_a_diverged_episode_cancel_earlier_rewards_and_add_the_penalty() -> None:
     found = rewarded(
         "paired",
         inputs(val_score=10.0, twin=10.0, price=0.1),
@@ -153,7 +155,7 @@ def test_diverged_episode_loses_its_gains_and_gets_the_penalty() -> None:
     ]
 
 
-def test_diverged_sparse_episode_gets_no_score() -> None:
+def test_diverged_episode_gets_no_score_reward_in_the_sparse_family() -> None:
     [found] = rewarded(
         "sparse", inputs(), inputs(val_score=90.0, grown_params=99, ended=True, rolled_back=True)
     )
@@ -161,12 +163,12 @@ def test_diverged_sparse_episode_gets_no_score() -> None:
 
 
 def two(first: float, second: float, **facts: Any) -> RewardInputs:
-    """Return reward inputs of two environments with the given leads over their twins, in points."""
+    """Return reward inputs of two environments with the given differences from their twins' scores."""
     rows = [replace(env_facts(), val_score=score, **facts) for score in (first, second)]
     return RewardInputs(EpochFacts.stack(rows), SlotTable.empty(2, 3), np.zeros(2), 2.0, 0.0)
 
 
-def test_begin_again_resets_the_reward_potentials_of_one_environment() -> None:
+def test_method_begin_again_resets_the_reward_potentials_of_one_environment() -> None:
     reward_function = RewardFunction(FAMILIES["paired"], 1.0)
     reward_function.begin(two(10.0, 20.0))
     reward_function.reward_terms(two(40.0, 30.0))
@@ -174,7 +176,7 @@ def test_begin_again_resets_the_reward_potentials_of_one_environment() -> None:
     assert reward_function.reward_terms(two(41.0, 8.0))["lead"].tolist() == pytest.approx([0.01, 0.03])
 
 
-def test_second_divergence_costs_the_gains_of_the_second_attempt() -> None:
+def test_second_divergence_cancels_the_rewards_of_the_second_attempt() -> None:
     reward_function = RewardFunction(FAMILIES["paired"], 1.0)
     reward_function.begin(two(10.0, 20.0))
     reward_function.begin_again(1, two(10.0, 5.0))
@@ -183,7 +185,7 @@ def test_second_divergence_costs_the_gains_of_the_second_attempt() -> None:
     assert broken["lead"].tolist() == pytest.approx([0.0, -0.04])
 
 
-def test_default_discounts_of_reward_families_are_as_specified() -> None:
+def test_default_discount_factors_of_reward_families_are_as_specified() -> None:
     assert {name: family.gamma for name, family in FAMILIES.items()} == {
         "paired": 1.0,
         "contribution": 0.995,
@@ -202,14 +204,14 @@ def terms(*pairs: tuple[float, float]) -> RewardTerms:
     return {"lead": np.array(lead), "rent": np.array(rent)}
 
 
-def test_reward_log_gives_mean_terms_and_variance() -> None:
+def test_reward_log_has_the_mean_episode_sum_of_each_term_and_the_variance_of_all_rewards() -> None:
     reward_log = RewardLog([terms((1.0, -0.5), (3.0, 0.0)), terms((0.0, 0.5), (4.0, -1.0))])
     assert reward_log.mean_terms() == {"lead": 4.0, "rent": -0.5}
     # Standard deviation of the rewards 0.5, 3, 0.5, 3 is 1.25.
     assert reward_log.variance() == pytest.approx(1.5625)
 
 
-def test_variance_unpaired_is_none_for_a_reward_without_a_twin() -> None:
+def test_variance_of_rewards_with_a_twin_score_of_0_is_none_for_reward_families_without_a_twin() -> None:
     assert RewardLog([terms((1.0, 0.0))]).variance_unpaired() is None
     assert RewardLog([terms((1.0, 0.0))], [np.array([1.0, 5.0])]).variance_unpaired() == 4.0
 
@@ -254,7 +256,7 @@ def test_potential_terms_of_the_reward_telescope_over_random_episodes(
         assert episode.terms[name].sum(axis=0) == pytest.approx(expected, abs=1e-9), name
 
 
-def test_paired_return_is_the_final_lead_minus_rent() -> None:
+def test_paired_return_is_the_final_score_minus_the_twins_final_score_minus_rent() -> None:
     episode = busy("paired")
     for env, report in enumerate(episode.reports):
         lead = (report.val_score - twin_scores_again(8, env)[-1]) / 100
@@ -272,14 +274,14 @@ def test_sparse_return_is_the_final_score_minus_rent_in_the_last_step() -> None:
     assert episode.rewards[-1].tolist() == pytest.approx(expected)
 
 
-def test_loss_return_is_the_total_decrease_of_the_loss() -> None:
+def test_return_of_the_loss_family_is_the_total_decrease_of_the_loss() -> None:
     episode = idle("loss")
     won = (episode.facts[0].val_loss - episode.facts[-1].val_loss) / episode.guess_losses
     assert episode.rewards.sum(axis=0) == pytest.approx(SCALE * won)
     assert (won > 0.0).any(), "training improves the host"
 
 
-def test_contribution_reward_is_zero_without_growth() -> None:
+def test_contribution_reward_is_zero_in_an_episode_without_growth() -> None:
     episode = idle("contribution")
     assert episode.rewards.tolist() == [[0.0, 0.0]] * 8
     assert all(len(set(report.val_scores)) > 1 for report in episode.reports), "the score changes"
@@ -288,10 +290,12 @@ def test_contribution_reward_is_zero_without_growth() -> None:
 @pytest.mark.parametrize(
     ("family", "rules"), [*((family, INCUBATED) for family in NAMES), ("contribution", AT_ONCE)]
 )
-def test_repeated_germinate_and_prune_returns_no_more_than_no_growth(
+def test_return_of_repeated_germinating_and_pruning_does_not_exceed_that_of_no_growth(
     family: FamilyName, rules: LifecycleRules
 ) -> None:
-    """A pruned seed may have changed the host; only its contribution is certainly lost."""
+    """Without incubation only the contribution family is tested, because in other families a seed that
+    improves the host before it is pruned may raise the return.
+    """
     cycle = [plant(1), action(LifecycleOp.PRUNE, 1), WAIT]
     replanted = played(family, [*cycle, *cycle], task_with(rules))
     assert replanted.reports[0].op_counts[LifecycleOp.PRUNE] == 2
@@ -302,11 +306,11 @@ def test_repeated_germinate_and_prune_returns_no_more_than_no_growth(
         assert won == pytest.approx(-2 * 0.01 * SCALE), "the cost of two removals"
 
 
-def test_variance_unpaired_is_not_none_for_the_paired_family_only() -> None:
+def test_variance_unpaired_is_reported_for_the_paired_family_and_no_other() -> None:
     assert [name for name in NAMES if busy(name).log.variance_unpaired() is not None] == ["paired"]
 
 
-def test_paired_reward_with_a_twin_score_of_0_contains_the_progress_of_the_host() -> None:
+def test_paired_reward_with_a_twin_score_of_0_includes_the_progress_of_the_host_itself() -> None:
     episode = idle("paired")
     assert (episode.rewards == 0.0).all()
     drift = np.diff([facts.val_score for facts in episode.facts], axis=0)

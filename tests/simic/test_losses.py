@@ -15,7 +15,7 @@ from esper.simic.losses import (
 
 
 def log_probs_of(*ratios: float, head: int = 0) -> Tensor:
-    """Return log-probabilities ``[1, step, 8]``: log(ratio) − 1 in one head, 0 in all other heads."""
+    """Return log-probabilities ``[env, step, head]``: log(ratio) − 1 in one head, 0 in all other heads."""
     logs = torch.zeros(1, len(ratios), 8)
     logs[0, :, head] = torch.tensor(ratios).log() - 1.0
     return logs
@@ -31,14 +31,14 @@ def old(steps: int, *heads: int) -> Tensor:
     ("ratio", "advantage", "gain", "slope"),
     [
         (1.1, 1.0, 1.1, 1.1),
-        (1.5, 1.0, 1.2, 0.0),  # Ratio of an action with positive advantage is clipped at 1.2.
-        (1.5, -1.0, -1.5, -1.5),  # A rising ratio at negative advantage is not clipped.
+        (1.5, 1.0, 1.2, 0.0),  # The ratio of an action with a positive advantage is clipped at 1.2.
+        (1.5, -1.0, -1.5, -1.5),  # A ratio above 1 of an action with a negative advantage is not clipped.
         (0.5, 1.0, 0.5, 0.5),
-        (0.5, -1.0, -0.8, 0.0),  # Ratio of an action with negative advantage is clipped at 0.8.
+        (0.5, -1.0, -0.8, 0.0),  # The ratio of an action with a negative advantage is clipped at 0.8.
         (0.9, -2.0, -1.8, -1.8),
     ],
 )
-def test_surrogate_is_the_minimum_of_clipped_and_unclipped_ratio_times_advantage(
+def test_ppo_surrogate_is_the_minimum_of_clipped_and_unclipped_ratio_times_advantage(
     ratio: float, advantage: float, gain: float, slope: float
 ) -> None:
     log_probs = log_probs_of(ratio).requires_grad_()
@@ -50,7 +50,7 @@ def test_surrogate_is_the_minimum_of_clipped_and_unclipped_ratio_times_advantage
     assert log_probs.grad[0, 0, 0].item() == pytest.approx(-slope)
 
 
-def test_policy_loss_is_divided_by_the_given_number_of_rows() -> None:
+def test_policy_loss_is_a_sum_over_steps_divided_by_the_given_number_of_steps() -> None:
     # Clipped surrogates 1.2, −1.5, 0.5, −0.8 have the sum −0.6.
     log_probs = log_probs_of(1.5, 1.5, 0.5, 0.5)
     advantages = torch.tensor([[1.0, -1.0, 1.0, -1.0]])
@@ -58,20 +58,20 @@ def test_policy_loss_is_divided_by_the_given_number_of_rows() -> None:
 
 
 def two_heads() -> Tensor:
-    """Return log-probabilities with ratio 1.5 in head 0 and 0.6 in head 3; the joint ratio is 0.9."""
+    """Return new log-probabilities whose ratio to the old is 1.5 in head 0 and 0.6 in head 3."""
     logs = log_probs_of(1.5)
     logs[0, 0, 3] = math.log(0.6) - 1.0
     return logs
 
 
-def test_joint_ratio_is_the_product_over_heads() -> None:
+def test_probability_ratio_of_an_action_is_the_product_of_the_ratios_of_its_heads() -> None:
     result = policy_loss(two_heads(), old(1, 0, 3), torch.ones(1, 1), clip=0.2, rows=1)
     assert result.log_ratio.exp().item() == pytest.approx(0.9)
     assert result.loss.item() == pytest.approx(-0.9)
 
 
-def test_per_head_clipping_adds_the_surrogates_of_heads_that_were_read() -> None:
-    # Clipped surrogates of two heads: min(1.5, 1.2) + min(0.6, 0.8) = 1.8; heads that were not read add 0.
+def test_policy_loss_with_per_head_is_the_sum_of_clipped_surrogates_of_heads_that_the_op_reads() -> None:
+    # Clipped surrogates of two heads: min(1.5, 1.2) + min(0.6, 0.8) = 1.8; heads that are not read add 0.
     result = policy_loss(two_heads(), old(1, 0, 3), torch.ones(1, 1), clip=0.2, rows=1, per_head=True)
     assert result.loss.item() == pytest.approx(-1.8)
     assert result.log_ratio.exp().item() == pytest.approx(0.9), (
@@ -83,10 +83,13 @@ def test_per_head_clipping_adds_the_surrogates_of_heads_that_were_read() -> None
     ("value", "before", "target", "clip", "expected"),
     [
         (2.0, 1.0, 1.2, None, 0.32),  # Value loss is half the squared error: 0.8² / 2.
-        (2.0, 1.0, 1.2, 0.5, 0.32),  # Error 0.8 exceeds the error 0.3 of the value clipped to 1.5.
-        (1.0, 0.0, 1.0, 0.2, 0.32),  # Error 0.8 of the value clipped to 0.2 exceeds the unclipped error 0.
+        # The unclipped error 0.8 exceeds the error 0.3 of the value that is clipped to 1.5.
+        (2.0, 1.0, 1.2, 0.5, 0.32),
+        # The error 0.8 of the value that is clipped to 0.2 exceeds the unclipped error 0.
+        (1.0, 0.0, 1.0, 0.2, 0.32),
         (-1.0, 0.0, -1.0, 0.2, 0.32),
-        (1.1, 1.0, 0.5, 0.2, 0.18),  # The value change 0.1 is within the clip, so the error is 0.6.
+        # The value changes by 0.1, which is within the clipping range, so its error is 0.6.
+        (1.1, 1.0, 0.5, 0.2, 0.18),
     ],
 )
 def test_value_loss_is_half_the_larger_of_clipped_and_unclipped_squared_error(
@@ -96,26 +99,27 @@ def test_value_loss_is_half_the_larger_of_clipped_and_unclipped_squared_error(
     assert value_loss(*tensors, clip=clip, rows=1).item() == pytest.approx(expected)
 
 
-def test_value_loss_is_divided_by_the_given_number_of_rows() -> None:
+def test_value_loss_is_a_sum_over_steps_divided_by_the_given_number_of_steps() -> None:
     loss = value_loss(torch.ones(2, 2), torch.zeros(2, 2), torch.zeros(2, 2), clip=None, rows=8)
     assert loss.item() == pytest.approx(0.25)
 
 
-def test_entropy_bonus_is_weighted_by_head_and_counts_rows_with_a_choice() -> None:
+def test_entropy_bonus_is_the_weighted_sum_of_entropies_of_heads_with_several_legal_values() -> None:
     assert HEAD_ENTROPY_WEIGHTS == (1.0, 1.0, 1.5, 1.2, 1.5, 1.2, 1.3, 1.3)
     entropies = torch.full((1, 2, 8), 0.5)
     choice = torch.zeros(1, 2, 8, dtype=torch.bool)
     choice[0, 0, 0] = choice[0, 0, 2] = choice[0, 1, 7] = True
-    # Entropy 0.5 times the weights of three heads with a choice (1.0 + 1.5 + 1.3), over 4 rows.
+    # Three heads with several legal values have entropy 0.5 and weights 1.0, 1.5 and 1.3; the entropy bonus
+    # is 0.5 · (1.0 + 1.5 + 1.3) divided by 4 steps.
     assert entropy_bonus(entropies, choice, rows=4).item() == pytest.approx(0.475)
 
 
-def test_closing_penalty_applies_to_kept_open_heads_below_the_floor() -> None:
+def test_entropy_penalty_applies_to_blueprint_and_tempo_entropies_below_the_floor() -> None:
     entropies = torch.full((1, 2, 8), 0.3, requires_grad=True)
     choice = torch.ones(1, 2, 8, dtype=torch.bool)
     choice[0, 1, 4] = False
     penalty = closing_penalty(entropies, choice, floor=0.5, rows=4)
-    # Entropy is 0.2 below the floor in two rows of the blueprint head and one row of the tempo head.
+    # The entropy is 0.2 below the floor in two steps of the blueprint head and in one step of the tempo head.
     assert penalty.item() == pytest.approx(0.15)
     penalty.backward()
     assert entropies.grad is not None
@@ -123,7 +127,7 @@ def test_closing_penalty_applies_to_kept_open_heads_below_the_floor() -> None:
     assert closing_penalty(entropies, choice, floor=0.3, rows=4).item() == 0.0
 
 
-def test_closing_penalty_without_a_floor_has_zero_gradient() -> None:
+def test_entropy_penalty_with_a_floor_of_0_has_zero_gradient() -> None:
     entropies = torch.full((1, 1, 8), -1e-7, requires_grad=True)
     penalty = closing_penalty(entropies, torch.ones(1, 1, 8, dtype=torch.bool), floor=0.0, rows=1)
     penalty.backward()

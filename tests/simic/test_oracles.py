@@ -16,7 +16,7 @@ ORACLES = list(SCRIPTS)
 
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set the measurement noise to 0."""
+    """Set the measurement noise of the lifecycle oracles to 0."""
     monkeypatch.setattr(lifecycle_envs, "NOISE", 0.0)
 
 
@@ -30,8 +30,9 @@ def test_optimal_script_reaches_the_optimal_return_of_its_oracle_exactly(oracle:
 
 
 @pytest.mark.parametrize("oracle", [Lifecycle, Scaffold])
-def test_measurement_noise_does_not_change_the_mean_return(oracle: OracleClass) -> None:
-    # A return has one measurement error of 2 points, as rewards telescope: reward scale 5 · 2/100 = 0.1.
+def test_measurement_noise_does_not_change_the_mean_return_of_an_oracle(oracle: OracleClass) -> None:
+    # Rewards telescope, so a return contains one measurement error. Its standard deviation of 2 points of
+    # score is 5 · 2/100 = 0.1 in the return.
     returns = follow(oracle(0, range(300)), SCRIPTS[oracle])
     assert returns.mean() == pytest.approx(oracle.optimum, abs=3 * 0.1 / 300**0.5)
     assert returns.std() == pytest.approx(0.1, rel=0.15)
@@ -39,7 +40,7 @@ def test_measurement_noise_does_not_change_the_mean_return(oracle: OracleClass) 
 
 @pytest.mark.usefixtures("silence")
 @pytest.mark.parametrize("oracle", ORACLES)
-def test_random_actions_stay_below_the_optimum(oracle: OracleClass) -> None:
+def test_returns_of_random_actions_stay_below_the_best_return_of_an_oracle(oracle: OracleClass) -> None:
     env, streams = oracle(1, range(300)), ActionStreams(1, range(300))
     masks, returns = env.reset().masks, np.zeros(300)
     for _ in range(env.horizon):
@@ -60,7 +61,7 @@ def test_oracle_observations_have_the_shape_of_observations_of_growing_networks(
 
 
 @pytest.mark.parametrize("oracle", [Memory, Combination, Distractors, Lifecycle])
-def test_oracle_episode_depends_on_its_environment_index_only(oracle: OracleClass) -> None:
+def test_oracle_episode_does_not_depend_on_other_environments(oracle: OracleClass) -> None:
     alone, among = oracle(4, [2]), oracle(4, [0, 1, 2, 3])
     waiting = np.tile(CANONICAL_ACTION, (4, 1))
     seen = [(alone.reset(), among.reset())]
@@ -78,13 +79,13 @@ def test_oracle_episode_depends_on_its_environment_index_only(oracle: OracleClas
     [
         (0, 4, 1.0),
         (0, 3, 0.7),  # Fossilizing one step early costs 0.3.
-        (0, 5, 0.65),  # Fossilizing one step late costs 0.3, and 0.05 for a step of delay.
+        (0, 5, 0.65),  # Fossilizing one step late costs 0.3 for the waiting time and 0.05 for the delay.
         (1, 5, 0.95),
         (3, 7, 0.85),
         (0, 1, 0.1),
     ],
 )
-def test_reward_of_the_timing_oracle_depends_on_waiting_time_and_delay(
+def test_reward_of_the_timing_oracle_depends_on_the_steps_of_germination_and_fossilization(
     germinate: int, fossilize: int, pay: float
 ) -> None:
     def script(env: Timing, step: int) -> IntArray:
@@ -129,7 +130,7 @@ def test_combination_oracle_has_one_legal_op_that_is_not_observed() -> None:
     ("heads", "share"),
     [
         ({}, 1.0),
-        ({"style": 1}, 0.7),  # Style MULTIPLY gives 0.7 of the full contribution.
+        ({"style": 1}, 0.7),  # Style LINEAR_MULTIPLY has 0.7 of the contribution of LINEAR_ADD.
         ({"style": 3}, 0.85),
         # A seed at half alpha never reaches HOLDING and is removed at the horizon.
         ({"alpha_target": 0}, 0.0),
@@ -155,13 +156,13 @@ def test_reward_of_the_lifecycle_oracle_depends_on_style_and_alpha(
 @pytest.mark.parametrize(
     ("plan", "points"),
     [
-        ({2: 2}, 0.0),  # Slot 2 without a seed in slot 0 (scaffold) contributes nothing.
-        ({0: 2, 2: 0}, 0.0 - 10.0),  # The scaffold is planted too late and costs 10 points.
+        ({2: 2}, 0.0),  # A seed in slot 2 without a scaffold contributes nothing.
+        ({0: 2, 2: 0}, 0.0 - 10.0),  # A scaffold that is planted too late costs 10 points.
         ({0: 0, 2: 2}, 30.0 - 10.0),  # A scaffold that is not removed costs 10 points.
         ({0: 0, 2: 2, 4: -1}, 30.0),
     ],
 )
-def test_scaffold_oracle_rewards_a_scaffold_during_training_of_the_other_seed_only(
+def test_scaffold_oracle_needs_a_scaffold_before_the_seed_in_slot_2_and_charges_for_a_kept_one(
     plan: dict[int, int], points: float
 ) -> None:
     def script(env: Scaffold, step: int) -> IntArray:

@@ -14,13 +14,13 @@ from esper.simic.training.rollout import ActionStreams, collect
 from esper.tolaria.devices import Compute, Device
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
-from esper.tolaria.twin import run_without_growth
+from esper.tolaria.twin import TwinOf, run_without_growth
 from tests.simic.rollouts import TINY
 from tests.tolaria.building import WAIT, plant, tiny_task
 
 RENT, SCALE = 0.5, 5.0
 AT_ONCE = LifecycleRules(min_training_epochs=0, min_prune_age=1, embargo_epochs=1)
-"""Rules without a TRAINING stage: seeds reach HOLDING within four epochs."""
+"""Lifecycle rules without incubation: seeds reach HOLDING within four epochs."""
 
 
 @pytest.fixture
@@ -34,25 +34,27 @@ def growth(task: TaskSpec, num_envs: int = 2) -> GrowthEnv:
 
 
 def play(env: GrowthEnv, script: Iterator[IntArray]) -> np.ndarray:
-    """Return rewards ``[step, env]`` of one episode with ``script``; the second environment only waits."""
+    """Return the rewards ``[step, env]`` of an episode with ``script`` in the first environment."""
     env.reset()
     return np.array([env.step(np.stack([row, WAIT])).reward for row in script])
 
 
 def final_potential(task: TaskSpec, report: EpisodeReport, env: int, episode: int) -> float:
-    """Return the final lead over the do-nothing twin, computed without the cache, minus rent."""
+    """Return (final score − do-nothing twin's final score) / 100 − rent, without the cache of twin scores."""
     twin = run_without_growth(task, rng_seed=3, env=env, episode=episode)
     return (report.val_score - twin.val_score) / 100 - RENT * (report.params - report.host_params) / 1000
 
 
-def test_rewards_do_not_depend_on_the_previous_episode(task: TaskSpec) -> None:
+def test_rewards_of_an_episode_do_not_depend_on_the_previous_episode(task: TaskSpec) -> None:
     env = growth(task)
     grown = play(env, iter([plant(1), WAIT, WAIT, WAIT]))
     assert abs(grown[:, 0].sum()) > 1e-3
     assert play(env, iter([WAIT] * 4)).tolist() == [[0.0, 0.0]] * 4
 
 
-def test_return_of_every_episode_is_its_final_lead_minus_rent(task: TaskSpec) -> None:
+def test_return_of_every_episode_is_its_final_score_minus_the_twins_final_score_minus_rent(
+    task: TaskSpec,
+) -> None:
     env, policy, streams = growth(task, 4), new_policy(TINY, 0), ActionStreams(0, range(4))
     for episode in range(2):
         buffer = collect(env, policy, streams)
@@ -74,7 +76,7 @@ def test_reset_starts_the_next_episode_or_the_episode_set_in_next_episode(task: 
     assert torch.equal(env.reset().features, second)
 
 
-def test_first_observation_has_last_op_wait_and_constant_histories(task: TaskSpec) -> None:
+def test_first_observation_of_an_episode_has_last_op_wait_and_constant_histories(task: TaskSpec) -> None:
     features = growth(task).reset().features
     assert features[:, 24:31].tolist() == [[1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]] * 2
     assert features[:, 0].tolist() == [0.0, 0.0]
@@ -83,7 +85,7 @@ def test_first_observation_has_last_op_wait_and_constant_histories(task: TaskSpe
     assert (histories[5:] == features[0, 3]).all()
 
 
-def test_each_row_of_an_observation_has_the_slots_of_its_environment(task: TaskSpec) -> None:
+def test_observation_has_the_blueprints_and_legal_slots_of_each_environment(task: TaskSpec) -> None:
     env = growth(task)
     env.reset()
     observation = env.step(np.stack([plant(1), WAIT])).observation
@@ -97,7 +99,7 @@ def test_each_row_of_an_observation_has_the_slots_of_its_environment(task: TaskS
 
 
 @pytest.mark.parametrize("terminates", [True, False])
-def test_horizon_terminates_or_truncates_as_configured(task: TaskSpec, terminates: bool) -> None:
+def test_horizon_terminates_or_truncates_an_episode_as_configured(task: TaskSpec, terminates: bool) -> None:
     config = TrainingConfig(horizon_terminates=terminates)
     env = GrowthEnv(task, config, rng_seed=3, env_indices=range(2))
     env.reset()
@@ -109,24 +111,21 @@ def test_horizon_terminates_or_truncates_as_configured(task: TaskSpec, terminate
 
 
 @pytest.mark.parametrize(
-    ("family", "count"), [("paired", 2), ("contribution", 0), ("loss", 0), ("sparse", 0)]
+    ("family", "calls"), [("paired", 1), ("contribution", 0), ("loss", 0), ("sparse", 0)]
 )
-def test_twins_are_run_only_for_families_that_need_them(
-    family: FamilyName, count: int, task: TaskSpec, monkeypatch: pytest.MonkeyPatch
+def test_do_nothing_twins_are_run_only_for_reward_families_that_need_them(
+    family: FamilyName, calls: int, task: TaskSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
 
-    def counted(task: TaskSpec, *, compute: Compute, **episode: int) -> list[float]:
-        asked.append((compute, episode))
-        return [0.0] * (task.horizon + 1)
+    def counted(task: TaskSpec, episodes: list[TwinOf], *, rng_seed: int) -> list[list[float]]:
+        asked.append((rng_seed, episodes))
+        return [[0.0] * (task.horizon + 1)] * len(episodes)
 
     monkeypatch.setattr("esper.simic.training.policy_env.twin_scores", counted)
     config = TrainingConfig(reward_family=family, devices=("cpu:0", "cpu:1"))
     env = GrowthEnv(task, config, rng_seed=3, env_indices=(4, 7))
     env.next_episode = 5
     env.reset()
-    expected = [
-        (Compute(Device(name)), {"rng_seed": 3, "env": env, "episode": 5, "attempt": 0})
-        for env, name in ((4, "cpu:0"), (7, "cpu:1"))
-    ]
-    assert asked == expected[:count]
+    twins = [TwinOf(4, 5, 0, Compute(Device("cpu:0"))), TwinOf(7, 5, 0, Compute(Device("cpu:1")))]
+    assert asked == [(3, twins)][:calls]

@@ -19,7 +19,7 @@ UNCLIPPED = {"update_epochs": 1, "max_grad_norm": 1e9}
 # --- gradient of the policy ---------------------------------------------------------------------------
 
 
-def test_update_without_free_rows_does_not_change_the_policy() -> None:
+def test_update_on_a_rollout_of_forced_decisions_does_not_change_the_policy() -> None:
     policy, buffer = roll(Memory)
     forced = TamiyoRolloutBuffer.join([buffer])
     for name in ("masks", "log_probs", "actions"):  # At step 0 of the Memory oracle only WAIT is legal.
@@ -33,7 +33,7 @@ def test_update_without_free_rows_does_not_change_the_policy() -> None:
     assert metrics.head_entropy == [None] * 8
 
 
-def test_advantages_of_forced_rows_do_not_change_the_policy_gradient() -> None:
+def test_advantages_of_forced_decisions_do_not_change_the_policy_gradient() -> None:
     policy, buffer = roll(Memory)
     free = has_choice(buffer.masks, policy.sizes)
     assert free.nonzero()[:, 1].unique().tolist() == [50], "only the last step has a choice"
@@ -51,8 +51,9 @@ def test_advantages_of_forced_rows_do_not_change_the_policy_gradient() -> None:
     assert gradient(advantages).abs().max() > 0.0
 
 
-def test_reported_policy_loss_is_a_mean_over_free_rows() -> None:
-    # In the first update epoch every ratio is 1 and the mean normalised advantage of the free rows is 0.
+def test_reported_policy_loss_is_a_mean_over_decisions_that_are_not_forced() -> None:
+    # In the first update epoch every ratio is 1, and normalised advantages have mean 0 over decisions that
+    # are not forced.
     policy, buffer = roll(Memory, num_envs=8)
     metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
     assert metrics.policy_loss == pytest.approx(0.0, abs=1e-5)
@@ -100,7 +101,7 @@ def test_changing_any_hyper_parameter_changes_the_weights_after_an_update(change
 
 @cache
 def usual_weights() -> torch.Tensor:
-    """Return the weights after an update with the default settings, halfway through a training."""
+    """Return the policy's weights after an update with default settings, halfway through a training."""
     policy, buffer = roll()
     agent = agent_of(policy)
     agent.update(buffer, 0.5)
@@ -108,7 +109,7 @@ def usual_weights() -> torch.Tensor:
 
 
 def blueprint_entropy_while_learning(floor: float, iterations: int) -> list[float]:
-    """Return the entropy of the blueprint head by iteration on the bandit, which rewards one blueprint."""
+    """Return the entropy of the blueprint head by iteration, on the bandit oracle."""
     settings = {"entropy_start": 0.0, "entropy_end": 0.0, "learning_rate": 5e-3, "target_kl": 0.1}
     agent = agent_of(roll(Bandit)[0], entropy_floor=floor, **settings)
     env, streams = Bandit(3, range(16)), ActionStreams(3, range(16))
@@ -125,7 +126,9 @@ def test_entropy_floor_keeps_a_head_exploring_in_the_first_80_percent_of_trainin
 
 
 @pytest.mark.parametrize(("progress", "coefficient"), [(0.0, 0.02), (0.5, 0.011), (1.0, 0.002)])
-def test_entropy_coefficient_is_interpolated_linearly(progress: float, coefficient: float) -> None:
+def test_entropy_coefficient_is_interpolated_linearly_over_the_training(
+    progress: float, coefficient: float
+) -> None:
     policy, buffer = roll(Rent)
     sliding, fixed = agent_of(policy), agent_of(policy, entropy_start=coefficient, entropy_end=coefficient)
     for agent in (sliding, fixed):
@@ -133,10 +136,10 @@ def test_entropy_coefficient_is_interpolated_linearly(progress: float, coefficie
     torch.testing.assert_close(weights(sliding), weights(fixed), atol=1e-7, rtol=0.0)
 
 
-def test_optimiser_is_adam_with_epsilon_1e_minus_5() -> None:
+def test_optimiser_of_the_policy_is_adam_with_epsilon_1e_minus_5() -> None:
     """The first Adam step lr · g / (|g| + eps) is smaller than lr for gradients g of the size of eps.
 
-    With torch's default epsilon of 1e-8, gradient noise of 1e-6 would move weights by the full lr.
+    With torch's default eps of 1e-8, gradient noise of 1e-6 would move weights by the full learning rate lr.
     """
     agent = agent_of(roll(Rent)[0], learning_rate=0.01)
     before = weights(agent)
@@ -155,7 +158,9 @@ def test_shards_are_consecutive_environments_and_the_last_shard_may_be_smaller()
 
 
 @pytest.mark.parametrize("envs_per_backward", [1, 5, 99])
-def test_gradient_does_not_depend_on_the_shard_size(envs_per_backward: int) -> None:
+def test_policy_gradient_does_not_depend_on_the_number_of_environments_per_shard(
+    envs_per_backward: int,
+) -> None:
     policy, buffer = roll(Lifecycle, num_envs=10)
     whole, split = (agent_of(policy, **UNCLIPPED, envs_per_backward=size) for size in (10, envs_per_backward))
     metrics = [agent.update(buffer, 0.0) for agent in (whole, split)]
@@ -168,7 +173,7 @@ def test_gradient_does_not_depend_on_the_shard_size(envs_per_backward: int) -> N
 
 
 def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -> torch.Tensor:
-    """Return the gradient of one shard in the first update epoch, over the rows of the whole rollout."""
+    """Return the gradient of one shard in the first update epoch, divided by the steps of the rollout."""
     b, config = buffer, agent.config
     advantages = gae(
         b.rewards, b.values, b.next_values, b.terminated, b.ended, gamma=config.discount, lam=config.lam
@@ -185,7 +190,7 @@ def shard_gradient(agent: PPOAgent, buffer: TamiyoRolloutBuffer, shard: slice) -
     return gradients(agent)
 
 
-def test_gradients_of_shards_added_in_order_are_bit_identical() -> None:
+def test_sum_of_shard_gradients_in_order_is_bit_identical_to_the_policy_gradient() -> None:
     policy, buffer = roll(Lifecycle, num_envs=10)
     together = agent_of(policy, **UNCLIPPED, envs_per_backward=4)
     together.update(buffer, 0.0)
@@ -196,21 +201,7 @@ def test_gradients_of_shards_added_in_order_are_bit_identical() -> None:
 # --- stop of an update by its KL divergence -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rate", "target"), [(0.1, 1e-6), (1e-3, 1e-3), (1e-3, 4e-3)])
-def test_update_stops_before_the_next_step_if_kl_exceeds_its_limit(rate: float, target: float) -> None:
-    policy, buffer = roll(Lifecycle, num_envs=8)
-    stopped = agent_of(policy, update_epochs=6, learning_rate=rate, target_kl=target)
-    metrics = stopped.update(buffer, 0.0)
-    stop = metrics.early_stop_update_epoch
-    assert stop is not None
-    assert (stop == 1) if rate == 0.1 else (1 < stop < 6)
-    assert metrics.approx_kl > 1.5 * target, "the reported KL is the one that stopped the update"
-    exact = agent_of(policy, update_epochs=stop, learning_rate=rate, target_kl=1e9)
-    assert exact.update(buffer, 0.0).early_stop_update_epoch is None
-    assert torch.equal(weights(stopped), weights(exact)), "exactly that number of steps was taken"
-
-
-def test_the_first_update_epoch_always_takes_a_gradient_step() -> None:
+def test_first_update_epoch_takes_a_gradient_step_even_if_the_kl_limit_is_exceeded() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy, target_kl=1e-12)
     assert agent.update(buffer, 0.0).early_stop_update_epoch == 1
@@ -221,7 +212,7 @@ def test_the_first_update_epoch_always_takes_a_gradient_step() -> None:
 
 
 @pytest.mark.parametrize(("oracle", "critic"), [(Lifecycle, "op_value"), (Memory, "state_value")])
-def test_first_update_epoch_reproduces_rollout_ratios_across_episode_ends(
+def test_probability_ratios_in_the_first_update_epoch_are_1_before_and_after_an_episode_end(
     oracle: type[Memory], critic: str
 ) -> None:
     policy, buffer = roll(oracle, episodes=2, critic=critic)
@@ -231,7 +222,7 @@ def test_first_update_epoch_reproduces_rollout_ratios_across_episode_ends(
     assert metrics.skipped is None
 
 
-def test_update_metrics_of_one_update_agree_with_each_other() -> None:
+def test_ratios_kl_clip_fraction_and_entropies_of_one_update_are_in_plausible_ranges() -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
     metrics = agent_of(policy).update(buffer, 0.0)
     assert metrics.ratio_min < 1.0 < metrics.ratio_max
@@ -246,16 +237,17 @@ def test_update_metrics_of_one_update_agree_with_each_other() -> None:
     assert metrics.explosion is None
 
 
-def test_clip_fraction_is_the_share_of_free_rows_beyond_the_clip() -> None:
+def test_clip_fraction_is_the_share_of_decisions_with_a_ratio_outside_the_clipping_range() -> None:
     policy, buffer = roll(Memory, num_envs=4)
-    buffer.log_probs[:3, 50, Head.SLOT] -= 0.5  # The ratio is e^0.5 = 1.65 in three of four free rows.
+    # The ratio is e^0.5 = 1.65 in three of the four decisions that are not forced.
+    buffer.log_probs[:3, 50, Head.SLOT] -= 0.5
     metrics = agent_of(policy, update_epochs=1).update(buffer, 0.0)
     assert metrics.clip_fraction == pytest.approx(0.75)
     assert metrics.ratio_max == pytest.approx(1.6487, abs=1e-3)
     assert metrics.first_ratio_error == pytest.approx(0.6487, abs=1e-3)
 
 
-def test_reported_gradient_norms_are_before_clipping() -> None:
+def test_reported_gradient_norms_are_measured_before_clipping() -> None:
     policy, buffer = roll(Lifecycle, num_envs=8)
     free, tight = (agent_of(policy, update_epochs=1, max_grad_norm=limit) for limit in (1e9, 1e-3))
     loose_metrics, tight_metrics = free.update(buffer, 0.0), tight.update(buffer, 0.0)
@@ -269,7 +261,7 @@ def test_reported_gradient_norms_are_before_clipping() -> None:
 
 
 @pytest.mark.parametrize("change", [-4.0, 4.0])
-def test_ratio_explosion_is_reported_with_row_and_head(change: float) -> None:
+def test_exploding_probability_ratio_is_reported_with_environment_step_and_head(change: float) -> None:
     policy, buffer = roll(Lifecycle, num_envs=6)
     chose = buffer.log_probs[..., Head.BLUEPRINT] < 0.0
     env, step = chose.nonzero()[-1].tolist()
@@ -283,7 +275,7 @@ def test_ratio_explosion_is_reported_with_row_and_head(change: float) -> None:
     assert found.new_log_prob - found.old_log_prob == pytest.approx(-change, rel=1e-3)
 
 
-def test_ratio_explosion_that_stops_the_update_is_reported() -> None:
+def test_exploding_probability_ratio_that_stops_the_update_is_reported() -> None:
     policy, buffer = roll(Lifecycle, num_envs=6)
     metrics = agent_of(policy, learning_rate=0.3).update(buffer, 0.0)
     assert metrics.early_stop_update_epoch == 1
@@ -303,7 +295,9 @@ def broken(buffer: TamiyoRolloutBuffer) -> TamiyoRolloutBuffer:
 
 
 @pytest.mark.parametrize("name", ["rewards", "values", "next_values"])
-def test_non_finite_input_skips_the_update_with_its_location(name: str) -> None:
+def test_update_with_a_non_finite_reward_or_value_is_skipped_and_reports_environment_and_step(
+    name: str,
+) -> None:
     policy, buffer = roll(Rent)
     getattr(buffer, name)[1, 0] = torch.inf
     agent = agent_of(policy)
@@ -324,7 +318,7 @@ def test_non_finite_log_probability_skips_the_update_epoch() -> None:
     assert torch.equal(weights(agent), weights(agent_of(policy)))
 
 
-def test_three_skipped_updates_in_a_row_raise_and_keep_the_policy() -> None:
+def test_three_skipped_updates_in_a_row_raise_an_error_and_leave_the_policy_unchanged() -> None:
     policy, buffer = roll(Rent)
     agent = agent_of(policy)
     for _ in range(2):

@@ -22,7 +22,7 @@ from tests.simic.rollouts import TINY, roll
 from tests.tolaria.building import tiny_task
 
 
-def test_random_numbers_of_an_environment_do_not_depend_on_other_environments() -> None:
+def test_random_numbers_for_actions_of_an_environment_do_not_depend_on_other_environments() -> None:
     alone, among = ActionStreams(5, [3]), ActionStreams(5, [0, 3, 7])
     first, second = among.draw(), among.draw()
     assert first.shape == (3, 8)
@@ -43,7 +43,7 @@ def test_rollout_consists_of_whole_episodes_that_terminate_at_the_horizon() -> N
     assert buffer.length == 12
 
 
-def test_next_value_in_the_buffer_is_the_value_of_the_next_step() -> None:
+def test_next_value_of_a_step_in_the_rollout_buffer_is_the_value_of_the_next_step() -> None:
     _, buffer = roll(Rent, episodes=2)
     assert torch.equal(buffer.next_values[:, :-1], buffer.values[:, 1:])
     assert buffer.next_values[:, -1].tolist() == [0.0] * 4
@@ -51,7 +51,7 @@ def test_next_value_in_the_buffer_is_the_value_of_the_next_step() -> None:
 
 
 class Remembering(GrowthEnv):
-    """Environment that stores its last observation."""
+    """Environment of growing networks that stores its last observation."""
 
     seen: Observation
 
@@ -79,7 +79,7 @@ def value_seen_at_the_end(
 @pytest.mark.parametrize(
     ("terminates", "critic"), [(True, "state_value"), (False, "state_value"), (False, "op_value")]
 )
-def test_truncated_horizon_bootstraps_with_the_lstm_state_of_the_episode(
+def test_value_after_a_truncated_episode_is_computed_with_the_lstm_state_of_the_episode(
     terminates: bool, critic: str
 ) -> None:
     config = TrainingConfig(horizon_terminates=terminates)
@@ -103,7 +103,7 @@ def test_truncated_horizon_bootstraps_with_the_lstm_state_of_the_episode(
         assert found[row].tolist() == pytest.approx([first, middle, last], abs=1e-6)
 
 
-def test_reward_is_stored_in_the_row_of_its_action() -> None:
+def test_reward_is_stored_in_the_rollout_buffer_at_the_step_of_its_action() -> None:
     # The Rent oracle gives reward 1 for each of the first two seeds and −2 for the third.
     _, buffer = roll(Rent, num_envs=16)
     planted = buffer.actions[..., Head.OP] == OP_GERMINATE
@@ -124,26 +124,26 @@ def test_rollouts_are_reproducible_from_the_rng_seed() -> None:
 
 
 class Counting(Rent):
-    """Environment with its own index as reward at every step."""
+    """Environment whose reward at every step is the index of the environment."""
 
     def rewards(self, actions: np.ndarray) -> np.ndarray:
         super().rewards(actions)
         return np.arange(self.num_envs, dtype=np.float64)
 
 
-def test_evaluate_sums_the_rewards_of_one_episode() -> None:
+def test_evaluate_returns_the_sum_of_rewards_of_one_episode() -> None:
     returns = evaluate(Counting(0, range(3)), new_policy(TINY, 0))
-    assert returns.tolist() == [0.0, 6.0, 12.0]  # Environments 0, 1, 2 get rewards 0, 1, 2 in 6 steps.
+    assert returns.tolist() == [0.0, 6.0, 12.0]  # Environment e has reward e in each of 6 steps.
 
 
 @pytest.mark.parametrize(
     ("oracle", "expected", "deviation"),
     [
         (Memory, 1 / 3, 0.47),
-        (Distractors, 8 / 4 / 3, 0.78),  # In 8 steps, 1 op of 4 and 1 slot of 3 are rewarded.
+        (Distractors, 8 / 4 / 3, 0.78),  # In each of 8 steps, 1 of 12 pairs of op and slot has reward 1.
     ],
 )
-def test_random_return_equals_the_expected_return_of_uniform_actions(
+def test_random_return_of_an_oracle_equals_the_expected_return_of_uniform_actions(
     oracle: type[ToyOracle], expected: float, deviation: float
 ) -> None:
     found = random_return(oracle, rng_seed=0, num_envs=900)

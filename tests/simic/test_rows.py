@@ -60,7 +60,7 @@ def test_every_episode_has_decision_epoch_and_episode_rows(run: Path) -> None:
 
 
 def assert_return_of_its_decisions(run: Path, episode: EpisodeRow) -> None:
-    """Assert that return and return terms of an episode row are sums over its decision rows."""
+    """Assert that the return in an episode row, and its terms, are sums over the episode's decision rows."""
     own = "env = ? AND episode = ? AND attempt = ?"
     decisions = open_run(run).rows(DecisionRow, own, [episode.env, episode.episode, episode.attempt])
     assert episode.total_reward == pytest.approx(sum(row.reward or 0.0 for row in decisions), abs=1e-5)
@@ -70,7 +70,7 @@ def assert_return_of_its_decisions(run: Path, episode: EpisodeRow) -> None:
         assert amount == pytest.approx(expected, abs=1e-5)
 
 
-def test_returns_are_sums_of_rewards_and_rewards_are_sums_of_terms(run: Path) -> None:
+def test_returns_in_rows_are_sums_of_rewards_and_rewards_are_sums_of_their_terms(run: Path) -> None:
     for row in read_rows(run, DecisionRow):
         assert row.reward_terms is not None
         assert sum(row.reward_terms.values()) == pytest.approx(row.reward, abs=1e-5)  # type: ignore[arg-type]
@@ -113,7 +113,7 @@ def test_decision_row_has_the_log_probability_of_its_action(run: Path) -> None:
     assert any(row.masked is not None and not all(row.masked) for row in rows)
 
 
-def test_run_row_names_every_choice_of_every_head(run: Path) -> None:
+def test_run_row_has_the_names_of_all_values_of_every_head(run: Path) -> None:
     [row] = read_rows(run, RunRow)
     assert row.heads == list(HEAD_NAMES)
     assert row.head_choices[Head.OP] == list(OP_NAMES)
@@ -124,7 +124,9 @@ def test_run_row_names_every_choice_of_every_head(run: Path) -> None:
 
 
 @pytest.mark.parametrize("detail", ["summary", "standard", "full"])
-def test_each_level_of_detail_writes_only_the_tables_of_that_level(detail: Detail, tmp_path: Path) -> None:
+def test_each_level_of_telemetry_detail_writes_only_the_tables_of_that_level(
+    detail: Detail, tmp_path: Path
+) -> None:
     directory = trained(tmp_path / "run", detail=detail, iterations=1)
     written = {table for table in TABLES if read_rows(directory, TABLES[table])}
     assert written <= TABLES_OF_DETAIL[detail]

@@ -7,7 +7,7 @@ from esper.simic.training.trainer import Trainer
 from tests.simic.episodes import task_with
 
 
-def test_evaluation_uses_the_rng_seeds_for_selection_and_not_the_training_seeds() -> None:
+def test_evaluation_of_a_policy_uses_selection_rng_seeds_and_not_the_training_rng_seeds() -> None:
     task = task_with(horizon=2)
     config = TrainingConfig(rng_seed=3, envs=2, evaluate_episodes=2, hidden_dim=16, reward_family="loss")
     trainer = Trainer(task, config)

@@ -1,4 +1,4 @@
-"""A small scaling task, and studies on it."""
+"""A small scaling task, and configurations of studies on that task."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ TEXT = b"".join(b"%d %d\n" % (n, n * n) for n in range(3500))
 
 
 def few(splits: Splits) -> Splits:
-    """Return data splits with only 16 test windows."""
+    """Return data splits of the text with only 16 test windows."""
     splits.test.unlock()
     test = splits.test.read()
     return replace(splits, test=GuardedTest(Samples(test.x[:16], test.y[:16])))
@@ -30,7 +30,7 @@ TASK = replace(
     horizon=10,
     warmup=4,
 ).with_slots(2)
-"""Tiny scaling task; a minibatch costs 16.3, 29.4 or 42.5 MFLOP with one, two or three blocks."""
+"""Tiny scaling task; a minibatch costs 16.3, 29.4 or 42.5 MFLOP for hosts of one, two or three blocks."""
 
 
 def study(**changes: Any) -> StudyConfig:

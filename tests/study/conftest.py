@@ -1,4 +1,4 @@
-"""Register the tiny task for the tests of this folder."""
+"""Register the tiny scaling task for the tests of studies."""
 
 from collections.abc import Iterator
 

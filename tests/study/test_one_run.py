@@ -1,4 +1,4 @@
-"""Study runs of every kind of arm: results and equal compute."""
+"""Study runs of every kind of arm: losses at the budget marks, and equal compute."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,8 +40,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[MarkResu
         return found
 
 
-def test_every_arm_spends_the_same_compute_within_one_per_cent_or_one_minibatch(answers):
-    """The compute of a sweep over network sizes may differ by one minibatch of each size."""
+def test_every_study_arm_spends_the_budget_within_one_per_cent_or_one_minibatch(answers):
+    """The compute of a sweep over network sizes may differ from the budget by one minibatch of each size."""
     for what, found in answers.items():
         assert [answer.mark for answer in found] == [0.5, 1.0]
         for answer in found:
@@ -49,31 +49,31 @@ def test_every_arm_spends_the_same_compute_within_one_per_cent_or_one_minibatch(
             assert DUE[answer.mark] - most <= answer.charged <= DUE[answer.mark] + most, what
 
 
-def test_the_recorded_minibatch_cost_is_that_of_the_final_network(answers):
-    # A minibatch costs 16.3 MFLOP with one block and 13.1 MFLOP more for each further block; the cost of a
-    # sweep is the sum over its network sizes.
+def test_recorded_minibatch_cost_of_a_study_run_is_that_of_the_final_network(answers):
+    # A minibatch costs 16.3 MFLOP for a network of one block and 13.1 MFLOP more for each further block; the
+    # cost of a sweep is the sum over its network sizes.
     costs = {what: found[-1].minibatch / 1e6 for what, found in answers.items()}
     assert costs["static:1"] == pytest.approx(16.3, abs=0.1)
     assert costs["static:3"] == pytest.approx(42.5, abs=0.1)
     assert costs["sweep"] == pytest.approx(16.3 + 29.4 + 42.5, abs=0.2)
 
 
-def test_counterfactuals_of_grown_networks_are_charged(answers):
+def test_only_grown_networks_are_charged_for_the_compute_of_counterfactuals(answers):
     assert answers[GROWN][-1].flops["counterfactual"] > 0
     assert answers["static:3"][-1].flops["counterfactual"] == 0
     assert answers["static:3"][-1].flops["validation"] > 0
     assert answers[WHOLE][-1].flops["counterfactual"] == 0
 
 
-def test_a_grown_network_trained_from_scratch_has_its_seeds_from_the_start(answers):
+def test_network_trained_from_scratch_starts_with_all_seeds_of_the_grown_network(answers):
     (_, grown), (first, whole) = answers[GROWN], answers[WHOLE]
     assert grown.seeds == whole.seeds == first.seeds == WHOLE.removeprefix("whole:")
     assert grown.params == whole.params == first.params
     assert whole.test_loss != grown.test_loss
 
 
-def test_a_study_run_with_a_single_budget_mark_equals_an_ordinary_episode(answers):
-    """The growth plan germinates no seed in the last fifth of the budget, where a study forbids growth."""
+def test_study_run_with_a_single_budget_mark_has_the_test_loss_and_compute_of_an_ordinary_episode(answers):
+    """The growth plan plants no seed in the last fifth of the budget, where growth is disabled."""
     line = do_run(study(marks=[1.0]), StudyRun(NAME, GROWN, (1.0,), 2_000_000))
     vector = SerialVector(TASK, rng_seed=2_000_000)
     vector.reset(0)
@@ -84,7 +84,7 @@ def test_a_study_run_with_a_single_budget_mark_equals_an_ordinary_episode(answer
     assert answer.flops == report.flops
 
 
-def test_a_sweep_returns_its_best_size_by_validation_loss_and_shares_the_budget(answers):
+def test_sweep_divides_the_budget_between_sizes_and_returns_the_size_with_the_best_validation_loss(answers):
     shares = {0.5: 0.25e9, 1.0: 0.5e9}
     tried = []
     for size in (1, 2, 3):
@@ -97,7 +97,7 @@ def test_a_sweep_returns_its_best_size_by_validation_loss_and_shares_the_budget(
         assert found.charged == sum(own[mark].charged for own in tried) <= 3 * shares[found.mark]
 
 
-def test_best_of_chooses_by_validation_loss_and_sums_the_costs(answers):
+def test_best_of_several_results_has_the_lowest_validation_loss_and_the_sum_of_all_costs(answers):
     first = answers["static:1"][0]
     one, other = (
         msgspec.structs.replace(
@@ -110,12 +110,12 @@ def test_best_of_chooses_by_validation_loss_and_sums_the_costs(answers):
     assert (found.flops, found.due, found.minibatch, found.cut_short) == ({"forward": 7}, 70, 7, True)
 
 
-def test_a_repeated_study_run_gives_the_same_result_and_another_learning_rate_does_not(answers):
+def test_repeated_study_run_has_the_same_losses_and_another_learning_rate_changes_them(answers):
     assert run("static:1") == answers["static:1"]
     assert run("static:1", factors=(0.5,))[-1].test_loss != answers["static:1"][-1].test_loss
 
 
-def test_a_run_cut_short_by_rollbacks_returns_its_last_good_network(monkeypatch):
+def test_study_run_cut_short_by_rollbacks_reports_its_last_good_network_at_later_marks(monkeypatch):
     first, last = run("static:1", factors=(1e30,))
     assert first.cut_short
     assert last.cut_short
@@ -123,7 +123,7 @@ def test_a_run_cut_short_by_rollbacks_returns_its_last_good_network(monkeypatch)
     assert last.charged < 0.75e9
 
 
-def test_a_run_whose_host_diverges_has_no_results(monkeypatch):
+def test_study_run_whose_host_diverges_has_no_results(monkeypatch):
     def diverging(generator):
         raise DivergedError("a loss that is not finite")
 
@@ -132,8 +132,9 @@ def test_a_run_whose_host_diverges_has_no_results(monkeypatch):
     assert do_run(study(), asked) == RunResult(asked, None)
 
 
-def test_an_arm_that_spends_less_compute_than_the_budget_is_refused(answers):
-    """An arm may spend one minibatch (16.3 MFLOP) less than the 750 MFLOP due, but not two minibatches."""
+def test_study_arm_that_spends_less_compute_than_the_budget_raises_an_error(answers):
+    """An arm with 750 MFLOP may spend one minibatch (16.3 MFLOP) less than this, but not two minibatches
+    less."""
     first = answers["static:1"][0]
 
     def spending(charged: int, *, cut_short: bool = False) -> MarkResult:
@@ -149,6 +150,6 @@ def test_an_arm_that_spends_less_compute_than_the_budget_is_refused(answers):
         check_spent(asked, spending(718_000_000))
 
 
-def test_a_missing_policy_is_refused(tmp_path: Path):
+def test_study_run_of_a_policy_whose_folder_has_no_checkpoint_raises_an_error(tmp_path: Path):
     with pytest.raises(EsperError, match="holds no checkpoint"):
         do_run(study(), StudyRun(NAME, f"shuffled:{tmp_path}", (1.0,), 0))

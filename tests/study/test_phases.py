@@ -1,4 +1,4 @@
-"""Phases of a study with made-up losses: requested runs, chosen learning rates and sizes."""
+"""Runs, learning rates and network sizes that a study chooses, for made-up losses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ FLOPS = {
     "pruned_seeds": 0,
 }
 Losses = Callable[[StudyRun], Sequence[float] | None]
-"""Validation losses at half and at the full compute budget; None if the host diverged."""
+"""Function from a study run to its validation losses at half and full budget; None for divergence."""
 
 
 class Made:
@@ -48,8 +48,9 @@ def phases(made: Made, **settings: Any) -> TaskResults:
     return StudyPhases(study(**settings), NAME, made).run()
 
 
-def test_rates_and_reference_sizes_are_chosen_on_selection_rng_seeds():
-    # Network size 1 has the lowest loss at half the learning rate, sizes 2 and 3 at twice the learning rate.
+def test_learning_rates_and_best_fixed_sizes_are_chosen_on_selection_rng_seeds():
+    # Networks of size 1 have the lowest loss at half the learning rate, sizes 2 and 3 at twice the learning
+    # rate.
     best = {"static:1": 0.5, "static:2": 2.0, "static:3": 2.0}
     at_best = {"static:1": (3.0, 3.0), "static:2": (4.0, 2.5), "static:3": (5.0, 2.0)}
 
@@ -79,7 +80,7 @@ def test_a_learning_rate_at_which_a_host_diverges_or_rolls_back_is_not_chosen():
         assert found.factors == {"static:2": (1.0,)}
 
 
-def test_results_of_a_diverged_run_are_none():
+def test_study_results_of_a_run_that_diverged_are_none():
     made = Made(lambda run: None if run.rng_seed == 2_000_001 else (1.0, 1.0))
     found = phases(made, arms=["static:2"])
     ((first, second),) = found.arms["static:2"]
@@ -87,7 +88,7 @@ def test_results_of_a_diverged_run_are_none():
     assert second == [None, None]
 
 
-def test_arm_off_runs_the_smallest_size_and_a_sweep_has_a_learning_rate_per_size():
+def test_arm_off_runs_the_smallest_network_and_arm_sweep_has_a_learning_rate_per_size():
     made = Made(lambda run: (1.0, run.factors[0] * (1 if run.what == "static:2" else -1)))
     found = phases(made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
     assert [(run.what, run.factors) for run in made.asked[-2:]] == [
@@ -97,8 +98,8 @@ def test_arm_off_runs_the_smallest_size_and_a_sweep_has_a_learning_rate_per_size
     assert found.reference == []
 
 
-def test_grown_networks_are_trained_from_scratch_for_every_mark():
-    """The grown network has two blocks at the first budget mark, and also a LoRA seed at the last mark."""
+def test_arm_static_final_trains_the_grown_network_of_every_budget_mark_from_scratch():
+    """At the first budget mark the grown network has two blocks; at the last mark it also has a LoRA seed."""
     stack, both = "stack/linear_add@r0c0:0", "stack/linear_add@r0c0:0,lora/linear_add@r0c1:1"
     values = {"static:2": (4.0, 4.5), f"whole:{both}": (5.0, 5.5)}
     made = Made(lambda run: values.get(run.what, (1.0, 1.0)), lambda run: (stack, both))
@@ -109,7 +110,7 @@ def test_grown_networks_are_trained_from_scratch_for_every_mark():
     assert {run.what for run in made.asked if run.rng_seed == 2_000_000} == {"random", *values}
 
 
-def test_an_arm_of_several_trainings_has_one_list_of_results_per_training():
+def test_arm_of_several_trained_policies_has_one_list_of_results_per_policy():
     made = Made(lambda run: (1.0, 1.0) if run.what.endswith("a") else (2.0, 2.0))
     found = phases(made, arms={"ppo": ["ppo:a", "ppo:b"], "shuffled": ["shuffled:a", "shuffled:b"]})
     for name in ("ppo", "shuffled"):
@@ -117,7 +118,7 @@ def test_an_arm_of_several_trainings_has_one_list_of_results_per_training():
         assert ends == [[1.0, 1.0], [2.0, 2.0]]
 
 
-def test_the_schedule_is_the_best_plan_found_within_the_allowed_episodes():
+def test_arm_schedule_is_the_best_plan_found_within_the_allowed_number_of_episodes():
     """The made-up loss is lowest for plans with two seeds and an early first seed."""
 
     def losses(run: StudyRun) -> Sequence[float]:

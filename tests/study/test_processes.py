@@ -1,4 +1,4 @@
-"""Jobs in several processes end with the process that started them."""
+"""Jobs in worker processes end when the process that started them ends."""
 
 import multiprocessing
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from esper.leyline.errors import EsperError
 from esper.study.processes import in_processes
-from tests.integration.training import forked
+from tests.integration.training import forked, gone
 
 
 @pytest.fixture(autouse=True)
@@ -23,22 +23,7 @@ def identity_after(seconds: float) -> int:
     return os.getpid()
 
 
-def is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def gone(process: int, seconds: float = 60.0) -> bool:
-    limit = time.monotonic() + seconds
-    while is_alive(process) and time.monotonic() < limit:
-        time.sleep(0.02)
-    return not is_alive(process)
-
-
-def test_an_interrupt_ends_unfinished_jobs():
+def test_keyboard_interrupt_ends_unfinished_jobs_in_worker_processes():
     began = time.monotonic()
     jobs = in_processes(identity_after, [(0.0,), (600.0,), (600.0,)], 2)
     first = next(jobs)
@@ -48,7 +33,7 @@ def test_an_interrupt_ends_unfinished_jobs():
     assert time.monotonic() - began < 300
 
 
-def test_a_killed_worker_process_ends_the_jobs_with_one_sentence():
+def test_killed_worker_process_raises_an_error_of_one_sentence():
     with pytest.raises(EsperError, match="was killed, perhaps for want of memory; what was done is kept"):
         list(in_processes(os._exit, [(1,), (1,)], 2))
 

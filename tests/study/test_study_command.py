@@ -1,4 +1,4 @@
-"""``esper study``: interrupted, killed, resumed and refused studies."""
+"""Studies with ``esper study`` that are interrupted, killed, resumed or refused."""
 
 import os
 import signal
@@ -16,19 +16,19 @@ from tests.integration.training import forked, sentence_of
 
 SMOKE = Path(__file__).parents[2] / "examples" / "smoke_study.toml"
 RUNS = 10
-"""Number of runs in the smoke study: two for selection, and four arms with two rng seeds each."""
+"""Number of runs in the smoke study: two runs on a selection rng seed, and two runs of each of four arms."""
 SECONDS = 600
-"""Timeout in seconds; the whole study takes ten seconds."""
+"""Timeout of a study in seconds; the whole study takes ten seconds."""
 
 
 def run_here(file: Path, out: Path, said: Path) -> None:
-    """Run the study in the child process, with all runs in that process."""
+    """Run ``esper study`` in the child process, with all its runs in that process."""
     sys.stderr = said.open("w")
     cli.main(["study", str(file), "--out", str(out), "--processes", "1"])
 
 
 def stopped(out: Path, lines: int, number: signal.Signals) -> tuple[int, str]:
-    """Send a signal after a number of finished runs; return the exit code and the output."""
+    """Start a study, send it a signal after some finished runs, and return its exit code and output."""
     said = out.parent / "said"
     child = forked(run_here, SMOKE, out, said)
     journal, limit = out / FOLDER / LINES_FILE, time.monotonic() + SECONDS
@@ -57,7 +57,7 @@ def test_a_study_resumed_after_interrupt_and_kill_gives_the_same_table(undisturb
     code, said = stopped(out, 6, signal.SIGKILL)
     assert code == -signal.SIGKILL
     done = journal.read_bytes()
-    # The killed process left an incomplete line in the journal.
+    # The killed process left an incomplete last line in the study's journal file.
     journal.write_bytes(done + b'{"run":{"task":"pycode_sca')
     cli.main(["study", str(SMOKE), "--out", str(out), "--processes", "1"])
     lines = journal.read_bytes()
@@ -76,19 +76,22 @@ def test_a_finished_study_is_printed_without_new_runs(undisturbed, capsys):
     assert time.process_time() - began < 60
 
 
-def test_the_parquet_file_has_a_row_per_arm_rng_seed_and_mark(undisturbed):
+def test_parquet_file_of_a_study_has_a_row_per_arm_rng_seed_and_budget_mark(undisturbed):
     rows = polars.read_parquet(undisturbed / "answers.parquet")
-    # The Parquet file has a row for each of five arms, two rng seeds and two budget marks.
+    # The Parquet file has one row for each combination of five arms, two rng seeds and two budget marks.
     assert rows.height == 5 * 2 * 2
     assert rows["arm"].unique(maintain_order=True).to_list() == [
         "static:1", "static:2", "sweep", "grown", "grown, from scratch",
     ]  # fmt: skip
     due = {0.5: 2.5e9, 1.0: 5e9}
-    # A minibatch costs 235 MFLOP with two blocks; the sum over both network sizes is 365 MFLOP.
+    # A minibatch costs 235 MFLOP for a host of two blocks, and 365 MFLOP for hosts of one and two blocks
+    # together.
     assert all(abs(charged - due[mark]) < 0.37e9 for mark, charged in rows.select("mark", "charged").rows())
 
 
-def test_another_study_in_the_same_folder_is_refused_with_the_differences(undisturbed, tmp_path, capsys):
+def test_another_study_in_the_same_folder_is_refused_and_the_differences_are_printed(
+    undisturbed, tmp_path, capsys
+):
     other = tmp_path / "other.toml"
     other.write_text(SMOKE.read_text().replace('"5G"', '"6G"').replace("rng_seeds = 2", "rng_seeds = 3", 1))
     sentence = sentence_of(capsys, "study", other, "--out", undisturbed)
@@ -102,7 +105,7 @@ def test_a_study_file_with_a_new_comment_is_the_same_study(undisturbed, tmp_path
     cli.main(["study", str(other), "--out", str(undisturbed), "--processes", "1"])
 
 
-def test_a_damaged_line_of_the_journal_is_refused_with_its_number(undisturbed, tmp_path, capsys):
+def test_study_with_a_damaged_journal_line_is_refused_with_the_line_number(undisturbed, tmp_path, capsys):
     journal = undisturbed / FOLDER / LINES_FILE
     whole = journal.read_bytes()
     first, _, rest = whole.partition(b"\n")

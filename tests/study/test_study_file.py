@@ -14,7 +14,7 @@ def refused(**changes: object) -> str:
     return str(found.value)
 
 
-def test_static_sizes_are_those_that_growth_can_reach():
+def test_static_sizes_of_a_study_are_those_that_growth_can_reach():
     assert list(sizes_of(TASK)) == [1, 2, 3]
     assert list(sizes_of(TASK.with_slots(5).with_trunk(2))) == [2, 3, 4, 5, 6, 7]
     assert list(sizes_of(task_named("digits_impaired"))) == []
@@ -82,7 +82,7 @@ def test_valid_study_files_are_accepted():
     check_study(study(tasks=["digits_impaired"], budget="1G", marks=[1.0], arms=["off", "heuristic"]))
 
 
-def test_without_selection_rng_seeds_selection_uses_the_reported_rng_seeds():
+def test_selection_uses_the_reported_rng_seeds_if_the_number_of_selection_rng_seeds_is_0():
     found = study(selection_rng_seeds=0, learning_rate_factors=[1.0])
     assert found.selection == found.evaluation
     assert study().selection != study().evaluation

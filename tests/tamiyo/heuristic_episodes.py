@@ -1,4 +1,4 @@
-"""Single decisions and short episodes of the heuristic controller."""
+"""Functions that run single decisions and short episodes of the heuristic controller."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.leyline.building import facts_of, put, space_of
 
 HELD = {"age": 9, "alpha": 1.0, "alpha_target": 1.0, "blueprint": 7, "epochs_in_stage": 2}
 LATE = 19
-"""Epoch, of 20, that is too late for a germination, so that only rules for existing seeds apply."""
+"""Epoch (of 20) that is too late for a germination, so that only rules for existing seeds apply."""
 
 
 def decide(
@@ -22,7 +22,7 @@ def decide(
 
 
 def held(contribution: float, error: float = 1.0, **columns: Any) -> SlotTable:
-    """Return a table of three slots with a seed in HOLDING in the middle slot."""
+    """Return a slot table of three slots with a seed in HOLDING in the middle slot."""
     table = SlotTable.empty(1, 3)
     columns = {**HELD, "contribution": contribution, "contribution_error": error, **columns}
     put(table, 1, Stage.HOLDING, **columns)

@@ -30,12 +30,12 @@ def test_random_controller_draws_legal_ops_uniformly() -> None:
     table = busy_table(600)
     actions = controller.decide(facts_of(num_envs=600), table).actions
     ops = Counter(actions[:, Head.OP].tolist())
-    # Expected count of each of six legal ops is 100, with standard deviation sqrt(600 · 1/6 · 5/6) = 9.
+    # Each legal op is expected 100 times in 600 draws, with standard deviation sqrt(600 · 1/6 · 5/6) = 9.
     assert set(ops) == set(LifecycleOp)
     assert all(60 < count < 140 for count in ops.values())
 
 
-def test_random_controller_draws_every_value_of_heads_that_are_read() -> None:
+def test_random_controller_draws_every_value_of_heads_that_the_op_reads() -> None:
     space = space_of(4, blueprints=TRANSFORMER)
     controller = RandomController(space, rng_seed=0, env_indices=range(2000))
     actions = controller.decide(facts_of(num_envs=2000), busy_table(2000)).actions
@@ -92,7 +92,7 @@ def test_periodic_controller_germinates_at_the_planned_step() -> None:
     assert controller.decide(facts_of(1), table).actions.tolist() == [WAIT], "the slot is occupied"
 
 
-def test_periodic_controller_uses_the_epoch_of_each_environment() -> None:
+def test_periodic_controller_reads_its_plan_at_the_epoch_of_each_environment() -> None:
     space = space_of()
     controller = PeriodicController(space, parse_plan("norm@r0c0:4", space))
     facts = EpochFacts.stack([env_facts(4), env_facts(0)])
@@ -102,7 +102,7 @@ def test_periodic_controller_uses_the_epoch_of_each_environment() -> None:
     ]
 
 
-def test_periodic_controller_fossilizes_between_germinations() -> None:
+def test_periodic_controller_fossilizes_seeds_in_steps_without_a_planned_germination() -> None:
     space = space_of(4)
     controller = PeriodicController(space, parse_plan("every:2:norm", space))
     table = busy_table()
@@ -157,7 +157,7 @@ def test_all_controllers_satisfy_the_controller_protocol_and_have_a_name() -> No
     strict=st.booleans(),
 )
 @settings(max_examples=25)
-def test_no_controller_takes_an_illegal_action_or_changes_the_table(
+def test_no_controller_takes_an_illegal_action_or_changes_the_slot_table(
     rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int, strict: bool
 ) -> None:
     rules = {"auto_forward": auto_forward, "max_seeds": max_seeds, "strict_fossilize": strict}

@@ -7,22 +7,23 @@ from tests.leyline.building import env_facts, facts_of, put, space_of
 from tests.tamiyo.heuristic_episodes import HELD, Episode, decide, held
 
 
-def test_seed_with_positive_lower_bound_of_its_contribution_is_fossilized() -> None:
-    # Lower bound 2 − 1.96 is positive.
+def test_seed_whose_contribution_has_a_positive_lower_confidence_bound_is_fossilized() -> None:
+    # Contribution 2 with standard error 1 has the lower confidence bound 2 − 1.96, which is positive.
     assert decide(held(2.0)) == [LifecycleOp.FOSSILIZE, 1, 0, 0, 1, 2, 0, 0]
-    assert decide(held(1.9))[0] == LifecycleOp.WAIT  # Lower bound 1.9 − 1.96 is negative.
+    # Contribution 1.9 has the lower confidence bound 1.9 − 1.96, which is negative.
+    assert decide(held(1.9))[0] == LifecycleOp.WAIT
     assert decide(held(float("nan"), float("nan")))[0] == LifecycleOp.WAIT, (
         "an unknown contribution does not decide"
     )
 
 
-def test_seed_with_negative_upper_bound_of_its_contribution_is_pruned() -> None:
-    # Upper bound −2 + 1.96 is negative.
+def test_seed_whose_contribution_has_a_negative_upper_confidence_bound_is_pruned() -> None:
+    # Contribution −2 has the upper confidence bound −2 + 1.96, which is negative.
     assert decide(held(-2.0)) == [LifecycleOp.PRUNE, 1, 0, 0, 1, 2, 0, 0]
     assert decide(held(-1.9))[0] == LifecycleOp.WAIT
 
 
-def test_contribution_decides_at_constant_alpha_and_not_during_an_alpha_ramp() -> None:
+def test_seed_with_negative_contribution_is_pruned_at_constant_alpha_and_not_during_an_alpha_ramp() -> None:
     table = held(-5.0)
     put(table, 1, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=4)
     assert decide(table)[:2] == [LifecycleOp.PRUNE, 1]
@@ -37,7 +38,7 @@ def test_seed_below_min_prune_age_is_not_pruned() -> None:
     assert decide(held(-2.0, leaving=True))[0] == LifecycleOp.WAIT
 
 
-def test_best_seed_is_fossilized_first_and_worst_pruned_first() -> None:
+def test_seed_with_the_best_contribution_is_fossilized_first_and_the_worst_is_pruned_first() -> None:
     table = SlotTable.empty(1, 4)
     for slot, contribution in enumerate([3.0, 8.0, -3.0, -8.0]):
         put(table, slot, Stage.HOLDING, contribution=contribution, contribution_error=0.1, **HELD)
@@ -50,9 +51,10 @@ def test_best_seed_is_fossilized_first_and_worst_pruned_first() -> None:
 
 def test_strict_rules_fossilize_only_seeds_that_pass_gate_g5() -> None:
     strict = space_of(strict_fossilize=True, min_contribution=1.0)
-    # Lower bound 0.54 is below the minimum of 1.
+    # The lower confidence bound 2.5 − 1.96 = 0.54 is below the required contribution of 1.
     assert decide(held(2.5), space=strict)[0] == LifecycleOp.WAIT
-    assert decide(held(3.0), space=strict)[0] == LifecycleOp.FOSSILIZE  # Lower bound 1.04 is above 1.
+    # The lower confidence bound 3 − 1.96 = 1.04 is above the required contribution of 1.
+    assert decide(held(3.0), space=strict)[0] == LifecycleOp.FOSSILIZE
     assert decide(held(2.5, epochs_in_stage=5), space=strict)[0] == LifecycleOp.PRUNE, (
         "stuck, since the gate refuses"
     )
@@ -88,7 +90,7 @@ def test_heuristic_uses_the_op_advance_if_auto_forward_is_off() -> None:
     assert decide(table, epoch=1)[0] == LifecycleOp.GERMINATE, "with auto-forward ADVANCE is not needed"
 
 
-def test_blueprint_penalties_of_repeated_removals_add_up() -> None:
+def test_penalties_of_a_blueprint_for_two_removed_seeds_add_up() -> None:
     episode = Episode(penalty_steps=2)
     put(episode.table, 1, Stage.TRAINING, blueprint=3)
     episode.plant(0)
@@ -107,7 +109,7 @@ def test_blueprint_of_a_seed_with_a_prune_ramp_is_penalised_once() -> None:
     assert [episode.plant(2), episode.plant(3)] == [7, 3]
 
 
-def test_failed_germination_penalises_its_blueprint() -> None:
+def test_blueprint_of_a_failed_germination_is_penalised() -> None:
     episode = Episode()
     before = episode.table.copy()
     assert episode.plant(0) == 3
@@ -146,7 +148,7 @@ def test_reset_of_the_heuristic_clears_the_plateau_count() -> None:
     assert controller.decide(facts_of(2), table).actions[0, Head.OP] == LifecycleOp.WAIT
 
 
-def test_no_seed_is_both_fossilized_and_pruned() -> None:
+def test_heuristic_rules_never_fossilize_and_prune_the_same_seed() -> None:
     rules, settings = space_of().rules, HeuristicSettings()
     worthy, unwanted = evaluate(held(0.5, epochs_in_stage=9), rules, settings)
     assert (worthy[0, 1], unwanted[0, 1]) == (True, False)

@@ -15,7 +15,8 @@ from tests.tamiyo.heuristic_episodes import Episode, decide, held
 def test_setting_patience_delays_germination_until_a_plateau() -> None:
     controller = HeuristicController(space_of(), 1, HeuristicSettings(patience=2))
     table = SlotTable.empty(1, 3)
-    scores = [50.0, 60.0, 60.1, 60.2, 70.0]  # Plateau epochs: 0, 0, 1, 2, 0.
+    # The number of successive epochs without enough score gain is 0, 0, 1, 2 and 0 after the five epochs.
+    scores = [50.0, 60.0, 60.1, 60.2, 70.0]
     ops = [controller.decide(facts_of(e, score=s), table).actions[0, Head.OP] for e, s in enumerate(scores)]
     assert ops == [
         LifecycleOp.WAIT,
@@ -26,13 +27,13 @@ def test_setting_patience_delays_germination_until_a_plateau() -> None:
     ]
 
 
-def test_setting_rotation_gives_the_order_of_blueprints() -> None:
+def test_setting_rotation_is_the_order_in_which_the_heuristic_tries_blueprints() -> None:
     assert decide(SlotTable.empty(1, 3), epoch=0, rotation=("norm", "conv_heavy"))[Head.BLUEPRINT] == 3
     with pytest.raises(EsperError, match="unknown blueprint 'mlp'"):
         decide(SlotTable.empty(1, 3), rotation=("mlp",))
 
 
-def test_the_default_rotation_has_the_strongest_blueprint_first() -> None:
+def test_default_order_of_blueprints_of_the_heuristic_is_as_specified_for_images_and_tokens() -> None:
     cnn = space_of()
     names = [cnn.blueprint_names[index] for index in default_rotation(cnn)]
     assert names == [
@@ -59,7 +60,8 @@ def test_every_blueprint_is_tried_once_before_a_failed_blueprint_is_repeated(
 ) -> None:
     space = space_of(1, blueprints)
     heuristic = HeuristicController(space, 1)
-    table = SlotTable.empty(1, 1)  # The table stays empty, as if every seed died in its first epoch.
+    # The slot table stays empty, as if every seed were removed in its first epoch.
+    table = SlotTable.empty(1, 1)
     tried = []
     for epoch in range(8):
         action = heuristic.decide(facts_of(epoch), table).actions
@@ -77,14 +79,16 @@ def test_blueprints_that_do_not_fit_the_host_are_not_in_the_rotation() -> None:
 
 
 @pytest.mark.parametrize(("steps", "expected"), [(0, [3, 3, 3, 3]), (2, [7, 7, 3, 3]), (3, [7, 7, 7, 3])])
-def test_setting_penalty_steps_postpones_a_pruned_blueprint(steps: int, expected: list[int]) -> None:
+def test_setting_penalty_steps_postpones_the_blueprint_of_a_removed_seed(
+    steps: int, expected: list[int]
+) -> None:
     episode = Episode(penalty_steps=steps)
     episode.plant(0)
     episode.lose(0)
     assert [episode.plant(epoch) for epoch in range(1, 5)] == expected
 
 
-def test_middle_slots_are_germinated_first() -> None:
+def test_heuristic_germinates_in_middle_slots_first() -> None:
     table = SlotTable.empty(1, 5)
     planted = []
     for _ in range(5):
@@ -93,13 +97,13 @@ def test_middle_slots_are_germinated_first() -> None:
     assert planted == [2, 1, 3, 0, 4]
 
 
-def test_the_middle_slot_is_computed_from_enabled_slots() -> None:
+def test_middle_slot_is_the_middle_of_the_enabled_slots() -> None:
     table = SlotTable.empty(1, 8)
     table.enabled[0, 3:] = False
     assert decide(table, epoch=0)[Head.SLOT] == 1
 
 
-def test_seed_is_pruned_only_after_an_epoch_at_constant_alpha_and_fossilized_without() -> None:
+def test_seed_in_holding_is_fossilized_at_once_but_pruned_only_after_one_epoch() -> None:
     assert decide(held(-5.0, epochs_in_stage=0))[0] == LifecycleOp.WAIT
     assert decide(held(-5.0, epochs_in_stage=1))[0] == LifecycleOp.PRUNE
     assert decide(held(5.0, epochs_in_stage=0))[0] == LifecycleOp.FOSSILIZE
@@ -109,16 +113,17 @@ def test_seed_is_pruned_only_after_an_epoch_at_constant_alpha_and_fossilized_wit
     ("contribution", "op"),
     [(0.5, LifecycleOp.FOSSILIZE), (0.0, LifecycleOp.PRUNE), (-0.5, LifecycleOp.PRUNE)],
 )
-def test_setting_stuck_epochs_decides_by_sign_of_the_contribution_afterwards(
+def test_setting_stuck_epochs_is_the_time_in_holding_after_which_the_sign_of_the_contribution_decides(
     contribution: float, op: int
 ) -> None:
     assert decide(held(contribution, epochs_in_stage=3), stuck_epochs=4)[0] == LifecycleOp.WAIT
     assert decide(held(contribution, epochs_in_stage=4), stuck_epochs=4)[0] == op
 
 
-def test_setting_stuck_epochs_counts_from_the_regular_end_of_a_stage() -> None:
+def test_setting_stuck_epochs_is_counted_from_the_epoch_in_which_the_stage_should_have_ended() -> None:
     table = SlotTable.empty(1, 1)
-    put(table, 0, Stage.TRAINING, age=9, epochs_in_stage=5)  # Regular length of TRAINING is 2 epochs.
+    # The regular length of stage TRAINING is 2 epochs.
+    put(table, 0, Stage.TRAINING, age=9, epochs_in_stage=5)
     assert decide(table, stuck_epochs=3)[0] == LifecycleOp.PRUNE
     assert decide(table, stuck_epochs=4)[0] == LifecycleOp.WAIT
     put(table, 0, Stage.BLENDING, alpha=0.5, ramp_epochs=3, ramp_elapsed=3, epochs_in_stage=5)
@@ -126,7 +131,7 @@ def test_setting_stuck_epochs_counts_from_the_regular_end_of_a_stage() -> None:
     assert decide(table, stuck_epochs=3)[0] == LifecycleOp.WAIT
 
 
-def test_unmeasured_seed_in_holding_is_not_pruned_as_stuck() -> None:
+def test_seed_in_holding_without_measured_contribution_is_not_pruned_as_stuck() -> None:
     assert decide(held(float("nan"), float("nan"), epochs_in_stage=15))[0] == LifecycleOp.WAIT
 
 

@@ -1,4 +1,4 @@
-"""Plans proposed by the plan search are new, valid, and later mutations of the best plans."""
+"""The plan search proposes new valid plans: random plans first, then mutations of the best plans."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def entries(plan: str) -> list[tuple[int, int]]:
     return [(entry.step, entry.slot) for entry in parsed.entries]
 
 
-def test_first_plans_vary_in_number_of_seeds_steps_and_blueprints():
+def test_first_proposed_plans_vary_in_number_of_seeds_steps_and_blueprints():
     plans = propose({}, 60, SPACE, LAST)
     assert len(set(plans)) == 60
     assert {len(entries(plan)) for plan in plans} == {1, 2, 3}
@@ -27,17 +27,17 @@ def test_first_plans_vary_in_number_of_seeds_steps_and_blueprints():
         assert list(steps) == sorted(set(steps)), "one germination per step"
         assert 0 <= steps[0] < LAST
     firsts = [entries(plan)[0][0] for plan in plans]
-    # Steps are uniform on a logarithmic scale, so the median of 0 to 40 is sqrt(41) - 1 = 5.4.
+    # Steps 0 to 40 of germinations are uniform on a logarithmic scale, so their median is sqrt(41) - 1 = 5.4.
     assert sum(first <= 5 for first in firsts) > 30
 
 
-def test_proposals_are_deterministic_and_exclude_known_plans():
+def test_proposed_plans_are_deterministic_and_exclude_known_plans():
     known = dict.fromkeys(propose({}, 5, SPACE, LAST), 1.0)
     assert propose(known, 8, SPACE, LAST) == propose(known, 8, SPACE, LAST)
     assert not set(propose(known, 8, SPACE, LAST)) & set(known)
 
 
-def test_later_plans_are_mutations_of_the_best_plans():
+def test_later_proposed_plans_are_mutations_of_the_best_plans():
     best = "stack@r0c0:10,stack@r0c1:20"
     known = {
         best: 1.0,
@@ -53,7 +53,7 @@ def test_later_plans_are_mutations_of_the_best_plans():
 
 
 @pytest.mark.parametrize("count", [1, 7])
-def test_propose_returns_fewer_plans_if_no_more_exist(count):
+def test_propose_returns_fewer_plans_than_requested_if_no_more_plans_exist(count):
     """With one slot, one blueprint and one step there is only one plan."""
     space = ActionSpace(SlotConfig.of_count(1), LifecycleRules(), (1,), ("none", "stack"))
     assert propose({}, count, space, 1) == ["stack@r0c0:0"]

@@ -13,13 +13,13 @@ SPACE = ActionSpace(SlotConfig.of_count(3), LifecycleRules(), (1,), ("none", "st
 
 
 @pytest.mark.parametrize("name", CONTROLLERS)
-def test_every_registered_name_makes_the_controller_of_that_name(name: str, tmp_path: Path) -> None:
+def test_make_controller_returns_the_controller_of_every_registered_name(name: str, tmp_path: Path) -> None:
     save_policy(FactoredRecurrentActorCritic(len(feature_names(3)), 3, hidden_dim=8), tmp_path)
     settings = ControllerSettings(rng_seed=1, plan="stack@r0c0:4", checkpoint=tmp_path)
     assert make_controller(name, SPACE, settings).name == name
 
 
-def test_unknown_controller_names_and_missing_settings_raise() -> None:
+def test_make_controller_raises_for_unknown_names_and_missing_settings() -> None:
     with pytest.raises(UnknownNameError, match="did you mean heuristic"):
         make_controller("heuristics", SPACE)
     for name, needed in (("periodic", "needs a plan"), ("ppo", "needs a trained policy")):

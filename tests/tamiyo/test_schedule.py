@@ -14,7 +14,7 @@ STEP = "the step of schedule entry"
 ALLOWED = "conv_light, attention, norm, depthwise, bottleneck, conv_small, conv_heavy"
 
 
-def test_schedule_is_parsed_from_text() -> None:
+def test_plan_with_steps_and_slots_is_parsed_from_text() -> None:
     plan = parse_plan("conv_heavy@r0c0:0, conv_heavy@r0c2:1,norm@r0c1:12", space_of())
     assert isinstance(plan, Schedule)
     assert plan.entries == (
@@ -24,20 +24,20 @@ def test_schedule_is_parsed_from_text() -> None:
     )
 
 
-def test_seed_options_are_parsed_in_any_order() -> None:
+def test_seed_options_in_a_plan_are_parsed_in_any_order() -> None:
     plan = parse_plan("conv_heavy/half/gated_gate/slow@r0c0:0", space_of())
     assert isinstance(plan, Schedule)
     assert plan.entries[0].seed == SeedChoice(7, Style.GATED_GATE, Tempo.SLOW, AlphaTarget.HALF)
     assert SeedChoice(7) == SeedChoice(7, Style.LINEAR_ADD, Tempo.STANDARD, AlphaTarget.FULL)
 
 
-def test_rotation_is_parsed_from_text() -> None:
+def test_plan_of_a_germination_every_third_step_is_parsed_from_text() -> None:
     plan = parse_plan("every:3:conv_heavy,norm/fast", space_of())
     assert isinstance(plan, Rotation)
     assert (plan.period, plan.seeds) == (3, (SeedChoice(7), SeedChoice(3, tempo=Tempo.FAST)))
 
 
-def test_rotation_without_named_blueprints_uses_all_blueprints_of_the_host() -> None:
+def test_periodic_plan_without_named_blueprints_uses_all_blueprints_of_the_host() -> None:
     plan = parse_plan("every:2", space_of(blueprints=TRANSFORMER))
     assert isinstance(plan, Rotation)
     assert [seed.blueprint for seed in plan.seeds] == [2, 3, 8, 9, 10, 11, 12]
@@ -70,18 +70,18 @@ def test_invalid_plan_text_raises_with_an_explanation(text: str, sentence: str) 
         parse_plan(text, space_of())
 
 
-def test_rotation_without_seeds_raises() -> None:
+def test_periodic_plan_without_blueprints_raises_an_error() -> None:
     with pytest.raises(EsperError, match="at least one blueprint"):
         Rotation(2, ())
 
 
-def test_schedule_germinates_at_the_planned_step_if_the_slot_is_free() -> None:
+def test_plan_germinates_at_the_planned_step_if_the_planned_slot_is_free() -> None:
     plan = Schedule((ScheduleEntry(2, 1, HEAVY),))
     assert [plan.due(step, FREE) for step in range(4)] == [None, None, (1, HEAVY), None]
     assert plan.due(2, np.array([True, False, True])) is None
 
 
-def test_rotation_germinates_every_period_in_the_first_free_slot() -> None:
+def test_periodic_plan_germinates_in_the_first_free_slot_once_per_period() -> None:
     norm = SeedChoice(BlueprintAction.NORM)
     plan = Rotation(2, (HEAVY, norm))
     due = [plan.due(step, FREE) for step in range(5)]

@@ -1,4 +1,4 @@
-"""Small tasks, grown networks and bit-for-bit comparison for tests and benchmarks."""
+"""Helpers of tests and benchmarks: small tasks, grown networks, bit-for-bit comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -40,7 +40,7 @@ SMALL_RULES = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epo
 
 
 class ListSink:
-    """Collects all rows in a list."""
+    """Telemetry sink that collects all rows in a list."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -49,7 +49,7 @@ class ListSink:
         self.rows.append(row)
 
     def of(self, kind: type[RowType]) -> list[RowType]:
-        """Return the rows of exactly this type."""
+        """Return the collected rows of exactly the type ``kind``."""
         return [row for row in self.rows if type(row) is kind]
 
 
@@ -57,7 +57,7 @@ class ListSink:
 
 
 def action(op: LifecycleOp, slot: int = 0, **heads: int) -> IntArray:
-    """Return an action ``[8]``; action heads that are not given have their canonical value."""
+    """Return an action ``[head]``; action heads that are not given have their canonical value."""
     row = CANONICAL_ACTION.copy()
     row[Head.OP], row[Head.SLOT] = op, slot
     for name, value in heads.items():
@@ -69,7 +69,7 @@ WAIT = action(LifecycleOp.WAIT)
 
 
 def plant(slot: int, blueprint: BlueprintAction = BlueprintAction.CONV_LIGHT, **heads: int) -> IntArray:
-    """Return a GERMINATE action with the shortest ramp to full alpha."""
+    """Return a GERMINATE action with the shortest tempo and alpha target 1."""
     return action(LifecycleOp.GERMINATE, slot, blueprint=blueprint, **{"tempo": 0, **heads})
 
 
@@ -80,15 +80,14 @@ PLAN = {
     6: action(LifecycleOp.FOSSILIZE, 1),
     8: action(LifecycleOp.PRUNE, 0, alpha_speed=1),
 }
-"""Actions by epoch: the seed of slot 1 is fossilized, the seed of slot 0 ramped out, the seed of slot 2 held.
-"""
+"""Actions by epoch: plant three seeds, fossilize that of slot 1 and prune that of slot 0 by a ramp."""
 
 
 # --- environments ----------------------------------------------------------------------------------
 
 
 def load_few_digits(generator: torch.Generator) -> Splits:
-    """Return splits of 128 training, 48 validation and 48 test images."""
+    """Return splits of 128 training, 48 validation and 48 test images of digits."""
     images, labels = _load_arrays()
     return split_images(images[:224], labels[:224], validation=48, test=48, generator=generator)
 
@@ -96,7 +95,7 @@ def load_few_digits(generator: torch.Generator) -> Splits:
 def tiny_task(
     widths: Sequence[int] = (2, 4, 4), *, kernel: int = 1, rules: LifecycleRules = SMALL_RULES, **changes: Any
 ) -> TaskSpec:
-    """Return a digits task with 128 training images, a narrow host and one minibatch of 32 per epoch."""
+    """Return a task on digits with 128 training images, a narrow host and one minibatch of 32 per epoch."""
     few = {"load": load_few_digits, "batches_per_epoch": 1, "batch_size": 32, "horizon": 25}
     return replace(
         task_named("digits_impaired"),
@@ -141,7 +140,7 @@ def token_task(
 
 
 class NoisyTask(TaskSpec):
-    """Task whose host has a dropout layer."""
+    """Task on digits whose host has a dropout layer."""
 
     def build_host(self, instance: Instance) -> Host:
         host = super().build_host(instance)
@@ -151,22 +150,22 @@ class NoisyTask(TaskSpec):
 
 
 def noisy_task(**changes: Any) -> TaskSpec:
-    """Return the tiny task with dropout in its host."""
+    """Return the task "tiny" with dropout in its host."""
     tiny = tiny_task(**changes)
     return NoisyTask(**{field.name: getattr(tiny, field.name) for field in fields(tiny)})
 
 
 class RecordedEnv(MorphEnv):
-    """Sink that emits the row of every decision at once; in a run the caller of ``step`` emits these rows."""
+    """Environment that emits its decision rows itself; in runs the caller of ``step`` emits these rows."""
 
     def step(self, action: IntArray) -> EnvFacts:
         facts = super().step(action)
-        self.recorder.decision()
+        self.recorder.emit_last_action()
         return facts
 
 
 def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, ListSink]:
-    """Return an environment at the start of its first episode, and the sink of its rows."""
+    """Return an environment at the start of its first episode, and the sink of its telemetry rows."""
     sink = ListSink()
     env = RecordedEnv(task or tiny_task(), **{"rng_seed": 0, "sink": sink, **arguments})
     env.reset()
@@ -174,7 +173,7 @@ def started(task: TaskSpec | None = None, **arguments: Any) -> tuple[MorphEnv, L
 
 
 def run(env: MorphEnv, actions: Mapping[int, IntArray], until: int | None = None) -> MorphEnv:
-    """Step to epoch ``until`` (default: the horizon); in epochs without an entry in ``actions``, wait."""
+    """Step an environment to epoch ``until`` or the horizon, with ``actions`` by epoch and otherwise WAIT."""
     while not env.ended and env.epoch != until:
         env.step(actions.get(env.epoch, WAIT))
     return env
@@ -204,15 +203,15 @@ def grown_model(
     rules: LifecycleRules = SMALL_RULES,
     rng_seed: int = 0,
 ) -> tuple[MorphogeneticModel, torch.optim.Optimizer]:
-    """Return a model whose seeds change the output, and the optimiser of its host.
+    """Return a network whose seeds change the output, and the optimiser of its host.
 
     Args:
-        seeds: Blueprints by slot.
-        host: The host of ``digits_impaired`` unless given.
+        seeds: Blueprint of the seed in each slot.
+        host: Host of the network; by default that of the task ``digits_impaired``.
         styles: Blend styles, assigned to the seeds in turn.
-        stage: Stage of all seeds; blended ones have full alpha.
-        rules: Lifecycle rules.
-        rng_seed: Seed of the initial weights.
+        stage: Stage of all seeds; blended seeds have full alpha.
+        rules: Lifecycle rules of the network.
+        rng_seed: Rng seed of the initial weights.
     """
     torch.manual_seed(rng_seed)
     if host is None:
@@ -231,7 +230,7 @@ def grown_model(
 
 
 def practise(model: MorphogeneticModel, optimiser: torch.optim.Optimizer, batches: int = 60) -> None:
-    """Train the network on digits, so that switching a seed off changes its scores."""
+    """Train the network on digits, so that switching a seed off changes the scores of the network."""
     model.train()
     for number in range(batches):
         x, y = digits(64, start=400 + 64 * (number % 16))
@@ -257,7 +256,7 @@ def cnn(widths: Sequence[int], kernel: int = 3) -> CNNHost:
 
 
 def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float = 1.0) -> None:
-    """Set stage and alpha of a seed as an episode would; alpha is 0 outside of blended stages."""
+    """Set stage and alpha of a seed without an episode; alpha is 0 in stages that are not blended."""
     table = model.table
     table.stage[0, slot] = stage
     table.ramp_elapsed[0, slot] = table.ramp_epochs[0, slot]
@@ -266,7 +265,7 @@ def set_stage(model: MorphogeneticModel, slot: int, stage: Stage, alpha: float =
 
 
 def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Return ``count`` of the embedded images, roughly normalised, and their labels."""
+    """Return ``count`` of the packaged digit images, roughly normalised, and their labels."""
     images, labels = _load_arrays()
     chosen = slice(start, start + count)
     return ((images[chosen] - 5.0) / 6.0).contiguous(memory_format=torch.channels_last), labels[chosen]
@@ -276,7 +275,7 @@ def digits(count: int, start: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def bits(tree: Any) -> Any:
-    """Return nested dictionaries and lists with arrays as bytes, so that NaN equals NaN."""
+    """Return nested dictionaries and lists with all arrays converted to bytes, so that NaN equals NaN."""
     if isinstance(tree, Tensor):
         return tuple(tree.shape), tree.detach().contiguous().numpy().tobytes()
     if isinstance(tree, np.ndarray):
@@ -313,7 +312,7 @@ def host_bits(env: MorphEnv) -> Any:
 
 
 def every_choice(count: int) -> NDArray[np.bool_]:
-    """Return all on/off configurations ``[2^count, count]``, from all off to all on."""
+    """Return all on/off configurations ``[configuration, seed]``, from all seeds off to all seeds on."""
     return np.array(list(product((False, True), repeat=count)))
 
 

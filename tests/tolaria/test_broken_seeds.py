@@ -1,4 +1,4 @@
-"""Non-finite seeds are removed, and the host keeps its state."""
+"""Seeds with non-finite weights are pruned without an effect on the host."""
 
 import math
 from typing import Any
@@ -36,7 +36,9 @@ def governed(sink: ListSink) -> list[TransitionRow]:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_non_finite_incubating_seed_is_removed_and_the_host_trains_as_without_it(value: float) -> None:
+def test_incubating_seed_with_non_finite_weights_is_pruned_and_the_host_trains_as_without_the_seed(
+    value: float,
+) -> None:
     rules = LifecycleRules(min_training_epochs=9, embargo_epochs=2)
     task = tiny_task(batches_per_epoch=3, rules=rules)
     (env, sink), (twin, _) = started(task), started(task)
@@ -54,14 +56,14 @@ def test_non_finite_incubating_seed_is_removed_and_the_host_trains_as_without_it
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_non_finite_blended_seed_costs_one_minibatch_in_which_no_weight_changes(value: float) -> None:
+def test_blended_seed_with_non_finite_weights_is_pruned_and_one_minibatch_is_skipped(value: float) -> None:
     env, sink = started()
     run(env, {0: plant(1, BlueprintAction.CONV_HEAVY), 1: plant(0)}, until=4)
     assert stages_of(env)[:2] == [Stage.BLENDING, Stage.BLENDING]
     poison(env, 1, value)
 
     def trained() -> Any:
-        """Return weights and optimiser state of the host and of the seed that stays."""
+        """Return weights and optimiser state of the host and of the seed that is not pruned."""
         own, state = env.model.seed_parameters(0), env.host.optimiser.state
         momenta = [state[p] for p in (*env.model.host_parameters(), *own)]
         return bits([host_tensors(env.model), own, momenta])
@@ -78,14 +80,14 @@ def test_non_finite_blended_seed_costs_one_minibatch_in_which_no_weight_changes(
     assert all(map(math.isfinite, (facts.val_loss, facts.train_loss)))
 
 
-def test_only_the_seed_whose_gradient_overflows_is_pruned() -> None:
+def test_only_the_blended_seed_whose_gradient_overflows_is_pruned() -> None:
     env, sink = started(tiny_task(batches_per_epoch=2))
     run(env, {0: plant(2), 1: plant(1)}, until=5)
     with torch.no_grad():
         env.model.slot(2).seed[0].bias.fill_(1e25)  # type: ignore[index,operator,union-attr]
     env.step(WAIT)
-    # Loss and logits are finite. The gradient of the head is not finite, but would be without the seed of
-    # slot 2.
+    # Loss and logits of this network are finite. The gradient of the output layer is not finite, but would be
+    # finite without the seed of slot 2.
     assert [(row.slot, row.to_stage) for row in governed(sink)] == [(2, Stage.PRUNED)]
     assert stages_of(env)[1] == Stage.HOLDING, "the other seed is kept"
     assert all(torch.isfinite(p).all() for p in env.model.parameters())

@@ -10,12 +10,12 @@ import torch
 
 from esper.kasmina.compute import FlopMeter
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.schedules import wsd_factor
+from esper.kasmina.optimizer_groups import wsd_factor
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.protocols import Decisions
 from esper.leyline.rows import DecisionRow
+from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.tolaria.budget_marks import MARKS, branches
 from esper.tolaria.env import MorphEnv
@@ -36,7 +36,7 @@ TASK = replace(
     horizon=20,
     warmup=4,
 )
-"""Task whose step has 250 MFLOP; a minibatch costs 32.5, 58.7 and 84.9 MFLOP with one, two and three layers.
+"""Task with 250 MFLOP per step; a minibatch costs 32.5, 58.7 or 84.9 MFLOP with one, two or three layers.
 """
 
 
@@ -78,13 +78,13 @@ def grown() -> MorphEnv:
 
 
 @pytest.mark.parametrize("trunk", [1, 3])
-def test_episode_without_growth_leaves_less_than_one_minibatch_of_the_budget(trunk):
+def test_episode_without_growth_leaves_less_of_its_budget_than_one_minibatch_costs(trunk):
     env = run(TASK.with_trunk(trunk))
     left = TASK.budget - env.host.meter.ledger.charged
     assert 0 <= left < env.host.meter.minibatch(TASK.batch_size)
 
 
-def test_growing_episode_spends_the_same_budget_and_is_charged_for_counterfactuals(grown):
+def test_episode_with_growth_leaves_less_than_one_minibatch_costs_and_is_charged_for_counterfactuals(grown):
     ledger = grown.host.meter.ledger
     left = TASK.budget - ledger.charged
     assert 0 <= left < grown.host.meter.minibatch(TASK.batch_size)
@@ -93,14 +93,15 @@ def test_growing_episode_spends_the_same_budget_and_is_charged_for_counterfactua
     assert list(grown.table.stage[0, :3]) == [Stage.FOSSILIZED, Stage.FOSSILIZED, Stage.DORMANT]
 
 
-def test_instance_with_half_the_budget_reports_the_minibatches_that_are_left():
+def test_environment_with_half_the_budget_reports_the_number_of_minibatches_it_can_still_pay_for():
     half, copies = replace(TASK.instances, budget_shares=(0.5,)), replace(TASK.rules, blueprints=("stack",))
     env = MorphEnv(replace(TASK, instances=half, rules=copies), rng_seed=0)
-    # The budget is 2.5 GFLOP at 32.5 MFLOP per minibatch; a copy of the block adds 26.2 MFLOP per minibatch.
+    # A minibatch costs 32.5 MFLOP of the budget of 2,500 MFLOP; a copy of the block adds 26.2 MFLOP per
+    # minibatch.
     assert env.reset().minibatches_left == pytest.approx(76.9, abs=0.1)
     assert env.step(WAIT).candidate_cost == pytest.approx(26.2 / 32.5, abs=0.002)
-    # Three minibatches are trained in the first of 20 steps, then two minibatches of 58.7 MFLOP in the
-    # second.
+    # The first of 20 steps trains three minibatches. The second step, with a seed, trains two minibatches of
+    # 58.7 MFLOP each.
     assert env.host.meter.ledger.charged == pytest.approx(3 * 32.5e6, rel=0.002)
     left = (2500 - 3 * 32.5 - 2 * 58.7) / 58.7
     assert env.step(plant(0)).minibatches_left == pytest.approx(left, rel=0.01)
@@ -109,7 +110,7 @@ def test_instance_with_half_the_budget_reports_the_minibatches_that_are_left():
     assert 2.4e9 < charged <= 2.5e9
 
 
-def test_step_of_a_larger_network_has_fewer_minibatches():
+def test_step_of_a_budgeted_episode_has_fewer_minibatches_after_growth():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()
     counts = []
@@ -117,9 +118,9 @@ def test_step_of_a_larger_network_has_fewer_minibatches():
         before = env.host.state()["batches"][0]
         env.step(action)
         counts.append(env.host.state()["batches"][0] - before)
-    # Step 1 spends 7 · 32.5 = 227.5 of 250 MFLOP and leaves 22.5. Step 2 spends 4 · 58.7 = 234.9 and leaves
-    # 37.6, of which the first measurement of the seed costs 8.4. Step 3 has 279 MFLOP and spends 3 · 84.9 =
-    # 254.7.
+    # Step 1 trains 7 minibatches for 7 · 32.5 = 227.5 of 250 MFLOP and leaves 22.5. Step 2 trains 4
+    # minibatches for 4 · 58.7 = 234.9 MFLOP and leaves 37.6; the first measurement of the seed then costs
+    # 8.4. Step 3 has 250 + 37.6 − 8.4 = 279 MFLOP and trains 3 minibatches for 3 · 84.9 = 254.7.
     assert counts == [7, 4, 3]
 
 
@@ -130,7 +131,7 @@ def test_smallest_budget_mark_of_fashion_scaling_allows_200_minibatches_of_the_l
     assert MARKS[0] * task.budget >= 200 * meter.minibatch(task.batch_size)
 
 
-def test_seed_has_full_alpha_at_birth_and_its_tempo_is_ignored():
+def test_new_seed_in_a_budgeted_episode_has_full_alpha_and_its_tempo_is_ignored():
     sink = ListSink()
     env = MorphEnv(TASK, rng_seed=3, sink=sink)
     env.reset()
@@ -139,12 +140,12 @@ def test_seed_has_full_alpha_at_birth_and_its_tempo_is_ignored():
     env.step(action)
     assert env.table.alpha[0, 0] == 1.0
     assert env.table.measured[0, 0]
-    env.recorder.decision()
+    env.recorder.emit_last_action()
     [decision] = sink.of(DecisionRow)
     assert decision.action[Head.TEMPO] == CANONICAL_ACTION[Head.TEMPO]
 
 
-def test_germination_is_illegal_in_the_decay_phase():
+def test_germination_is_illegal_in_the_learning_rate_decay_of_a_budgeted_episode():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()
     for _ in range(15):
@@ -155,25 +156,25 @@ def test_germination_is_illegal_in_the_decay_phase():
     assert not legal_slots_by_op(env.table, TASK.rules)[0, OP_GERMINATE].any()
 
 
-def test_wsd_factor_rises_stays_at_one_and_falls_to_zero():
-    # WSD factor: warmup of four minibatches at 1/5, 2/5, 3/5, 4/5, then 1, then linear decay over the last
-    # fifth.
+def test_warmup_stable_decay_factor_rises_stays_at_one_and_falls_to_zero():
+    # The learning-rate factor is 1/5, 2/5, 3/5, 4/5 in a warmup of four minibatches, then 1, and decays
+    # linearly in the last fifth.
     assert [wsd_factor(0.1, n, 4) for n in (0, 1, 3, 4, 99)] == [0.2, 0.4, 0.8, 1.0, 1.0]
     assert [wsd_factor(p, 99, 4) for p in (0.8, 0.9, 1.0)] == pytest.approx([1.0, 0.5, 0.0])
 
 
-def test_parameter_group_of_a_new_seed_has_its_own_warmup():
+def test_learning_rate_of_a_new_seed_has_its_own_warmup_in_a_budgeted_episode():
     env = MorphEnv(TASK, rng_seed=3)
     env.reset()
     for action in (WAIT, WAIT, WAIT, plant(0)):
         env.step(action)
     assert env.host.optimiser.param_groups[0]["lr"] == 4e-3
-    # Three steps have 23 minibatches without the seed. The fourth step trains the seed for 4 of its 32 warmup
-    # minibatches.
+    # The first three steps train 23 minibatches, before the seed is planted. In the fourth step the seed
+    # trains for 4 of the 32 minibatches of its warmup.
     assert env.model.groups.own_group(0)["lr"] == pytest.approx(4e-3 * 4 / 33)
 
 
-def test_scores_at_budget_marks_equal_those_of_runs_with_that_budget():
+def test_network_at_a_budget_mark_has_the_test_loss_and_flops_of_an_episode_with_that_budget():
     marks = (0.25, 0.5, 1.0)
     found = branches(TASK, Plan(2, 5), rng_seed=3, marks=marks)
     reports = {branch.mark: branch.report for branch in found}
@@ -184,14 +185,14 @@ def test_scores_at_budget_marks_equal_those_of_runs_with_that_budget():
         assert alone.flops == reports[mark].flops
 
 
-def test_budget_below_one_minibatch_per_step_is_refused():
+def test_flop_budget_below_one_minibatch_per_step_is_refused():
     with pytest.raises(
         HostError, match=r"budget of 100,000,000 FLOP .* 20 steps 5,000,000, .* give 650,117,120"
     ):
         MorphEnv(replace(TASK, budget=10**8), rng_seed=0).reset()
 
 
-def test_budget_share_or_mark_without_a_whole_number_of_steps_is_refused():
+def test_budget_mark_that_is_not_a_whole_number_of_steps_is_refused():
     for share in (0.3001, 0.0, 1.5):
         with pytest.raises(HostError, match=rf"up to {share:g} of its 20"):
             TASK.until(share)
@@ -199,7 +200,7 @@ def test_budget_share_or_mark_without_a_whole_number_of_steps_is_refused():
         next(branches(TASK, None, rng_seed=0, marks=(0.1,)))
 
 
-def test_restored_budgeted_episode_continues_bit_for_bit():
+def test_budgeted_episode_restored_from_its_state_continues_bit_for_bit():
     one, other = MorphEnv(TASK, rng_seed=3), MorphEnv(TASK, rng_seed=3)
     one.reset()
     other.reset()

@@ -1,4 +1,4 @@
-"""Commit at the horizon: removal or fossilization of live seeds, and the network that is finally scored."""
+"""Commit at the horizon: live seeds are fossilized or pruned, and the committed network is scored."""
 
 import pytest
 import torch
@@ -10,9 +10,10 @@ from esper.tolaria.objective import CLASSIFICATION
 from tests.tolaria.building import WAIT, plant, run, stages_of, started, stir, tiny_task
 
 
-def test_commit_fossilizes_held_seeds_and_prunes_all_other_live_seeds() -> None:
+def test_commit_fossilizes_seeds_in_stage_holding_and_prunes_all_other_live_seeds() -> None:
     env, sink = started(tiny_task((2, 4, 4, 4), horizon=7))
-    # The seed of slot 0 is blending, that of slot 1 held, that of slot 2 incubating; slot 3 is empty.
+    # At the horizon the seed of slot 0 is blending, that of slot 1 held, that of slot 2 incubating; slot 3 is
+    # empty.
     run(env, {0: plant(1), 3: plant(0)}, until=6)
     env.step(plant(2))
     assert stages_of(env) == [Stage.EMBARGOED, Stage.FOSSILIZED, Stage.EMBARGOED, Stage.DORMANT]
@@ -27,7 +28,7 @@ def test_commit_fossilizes_held_seeds_and_prunes_all_other_live_seeds() -> None:
     assert last[0].reason == "not held at the horizon"
 
 
-def test_held_seed_refused_by_g5_at_the_horizon_is_pruned_with_the_reason_in_its_row() -> None:
+def test_seed_that_gate_g5_refuses_at_the_horizon_is_pruned_with_the_reason_in_its_transition_row() -> None:
     rules = LifecycleRules(min_training_epochs=2, strict_fossilize=True, min_contribution=100.0)
     env, sink = started(tiny_task(horizon=6, rules=rules))
     run(env, {0: plant(1)})
@@ -36,7 +37,7 @@ def test_held_seed_refused_by_g5_at_the_horizon_is_pruned_with_the_reason_in_its
     assert row.reason == "refused by G5 at the horizon: contribution_lower_bound"
 
 
-def test_final_score_and_rows_belong_to_the_committed_network() -> None:
+def test_final_score_and_counterfactual_rows_are_those_of_the_committed_network() -> None:
     env, sink = started(tiny_task(horizon=7))
     run(env, {0: plant(1), 3: plant(0)}, until=6)
     stir(env.model.slot(0), scale=1.0)

@@ -1,4 +1,5 @@
-"""Splits of a data set, their normalisation and guess loss, and the order of minibatches."""
+"""Splits of a data set, their normalisation, the loss of the best constant prediction, and the order of
+minibatches."""
 
 import math
 from itertools import chain
@@ -37,18 +38,18 @@ def test_digits_are_split_into_1077_training_360_validation_and_360_test_images(
     assert sorted(set(splits.train.y.tolist())) == list(range(10))
 
 
-def test_every_sample_is_in_exactly_one_split_and_keeps_its_label() -> None:
+def test_every_image_is_in_exactly_one_split_with_its_label() -> None:
     splits = split_images(*numbered(50), validation=10, test=15, generator=generator())
     parts = (splits.train, splits.validation, read_test(splits))
     assert [len(part) for part in parts] == [25, 10, 15]
     assert sorted(chain.from_iterable(part.y.tolist() for part in parts)) == list(range(50))
-    # The value of an image's pixel is its label, so images are normalised labels.
+    # The only pixel of an image has the value of the label, so normalised images equal normalised labels.
     chosen = splits.train.y.double()
     for part in parts:
         np.testing.assert_allclose(part.x.flatten(), (part.y - chosen.mean()) / chosen.std(), atol=1e-5)
 
 
-def test_normalisation_depends_on_the_training_split_only() -> None:
+def test_normalisation_of_images_depends_on_the_training_split_only() -> None:
     images, labels = _load_arrays()
     splits = load_digits(generator())
     assert splits.train.x.mean().item() == pytest.approx(0.0, abs=1e-5)
@@ -62,7 +63,7 @@ def test_normalisation_depends_on_the_training_split_only() -> None:
     assert torch.equal(again.train.x, splits.train.x)
 
 
-def test_split_depends_on_its_generator_and_an_empty_training_split_is_refused() -> None:
+def test_split_of_the_data_depends_on_the_generator_and_an_empty_training_split_is_refused() -> None:
     first, same, other = (load_digits(generator(seed)).train for seed in (0, 0, 1))
     assert torch.equal(first.x, same.x)
     assert not torch.equal(first.y, other.y)
@@ -71,13 +72,13 @@ def test_split_depends_on_its_generator_and_an_empty_training_split_is_refused()
 
 
 def with_targets(*answers: int) -> Splits:
-    """Return splits whose training targets are the given ones, in two rows."""
+    """Return splits whose training data has two samples with the given targets."""
     y = torch.tensor(answers).view(2, -1)
     samples = Samples(torch.zeros(len(y), 1), y)
     return Splits(samples, samples, GuardedTest(samples))
 
 
-def test_guess_loss_is_the_entropy_of_the_training_targets() -> None:
+def test_loss_of_the_best_constant_prediction_is_the_entropy_of_the_training_targets() -> None:
     assert with_targets(0, 1, 2, 3).guess_loss() == pytest.approx(math.log(4))
     # Entropy of class frequencies 1/2, 1/4, 1/4: ln 2 / 2 + 2·ln 4 / 4; classes without samples add nothing.
     assert with_targets(9, 9, 0, 3).guess_loss() == pytest.approx(1.5 * math.log(2))
@@ -91,7 +92,7 @@ def test_minibatches_have_a_fixed_size_and_no_sample_twice_between_reshuffles() 
     cursor = BatchCursor(10, 4, generator())
     batches = [cursor.next().tolist() for _ in range(50)]
     assert all(len(set(batch)) == 4 for batch in batches)
-    # Ten samples give two batches of four; the two remaining samples are dropped at the reshuffle.
+    # Ten samples give two minibatches of four; the two remaining samples are dropped at the reshuffle.
     for sweep in zip(batches[0::2], batches[1::2], strict=True):
         assert len(set(chain.from_iterable(sweep))) == 8
     assert set(chain.from_iterable(batches)) == set(range(10)), (

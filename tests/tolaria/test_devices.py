@@ -27,7 +27,7 @@ THERE = "there are cpu (or cpu:0 to cpu:63, the same processor under many names)
 GPUS = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
 
 
-def test_environments_are_assigned_to_devices_in_turn_and_the_map_is_described() -> None:
+def test_environments_are_assigned_to_devices_in_turn_and_the_assignment_is_described_in_words() -> None:
     assert [device_of(env, TWO).name for env in range(5)] == ["cpu:0", "cpu:1", "cpu:0", "cpu:1", "cpu:0"]
     assert describe_map(TWO, 3) == "cpu:0 runs environments 0, 2; cpu:1 runs environment 1"
     assert describe_map(("cpu",), 32) == "cpu runs environments 0, 1, 2, …, 31"
@@ -51,7 +51,7 @@ def test_environments_are_assigned_to_devices_in_turn_and_the_map_is_described()
         ),
     ],
 )
-def test_unusable_device_or_precision_is_refused_by_every_config(
+def test_every_configuration_class_refuses_an_unusable_device_or_precision(
     settings: dict[str, Any], sentence: str
 ) -> None:
     for kind in (TrainingConfig, RunConfig, EvaluationConfig):
@@ -72,7 +72,7 @@ def test_more_devices_than_environments_are_refused(kind: Any, rest: dict[str, i
     assert str(refusal.value).startswith(f"3 devices (cpu:0, cpu:1, cpu:2) for {envs} leave some idle; name")
 
 
-def test_refusal_of_a_missing_device_lists_the_available_ones() -> None:
+def test_error_for_a_missing_device_lists_the_available_devices() -> None:
     with pytest.raises(ConfigError) as refusal:
         checked(RunConfig, {"devices": ("cuda:99",)})
     assert str(refusal.value).endswith(THERE.format(", ".join(GPUS) or "no CUDA device"))
@@ -82,7 +82,7 @@ def test_refusal_of_a_missing_device_lists_the_available_ones() -> None:
 
 
 def run_vector(envs: Sequence[int], devices: Sequence[str]) -> tuple[SerialVector, ListSink, Any]:
-    """Run six epochs of three minibatches; environment 1 follows the plan and all others wait."""
+    """Run six epochs of three minibatches; environment 1 plants seeds by ``PLAN``, all others wait."""
     sink = ListSink()
     task = noisy_task(horizon=6, batches_per_epoch=3)
     vector = SerialVector(task, rng_seed=3, env_indices=envs, sink=sink, devices=devices)
@@ -94,7 +94,7 @@ def run_vector(envs: Sequence[int], devices: Sequence[str]) -> tuple[SerialVecto
     return vector, sink, history
 
 
-def test_environment_on_two_devices_equals_one_device_and_a_separate_run() -> None:
+def test_environments_on_two_devices_give_the_results_of_one_device_and_of_separate_runs() -> None:
     both, one = run_vector(range(3), TWO), run_vector(range(3), ("cpu",))
     assert [env.compute.device.name for env in both[0].envs] == ["cpu:0", "cpu:1", "cpu:0"]
     for env in range(3):
@@ -102,8 +102,8 @@ def test_environment_on_two_devices_equals_one_device_and_a_separate_run() -> No
     assert episode_of(*one, env=1) == episode_of(*run_vector([1], ("cpu",)), env=1)
 
 
-def test_environments_with_different_numbers_of_minibatches_equal_separate_runs() -> None:
-    """Check an environment that plants a layer in its third step and has fewer minibatches afterwards."""
+def test_environments_with_different_numbers_of_minibatches_give_the_results_of_separate_runs() -> None:
+    """Use an environment that plants a layer in its third step and has fewer minibatches afterwards."""
     task = replace(test_budget.TASK, horizon=6, budget=6 * 25 * 10**7)
 
     def run_budgeted(envs: Sequence[int]) -> tuple[list[list[int]], dict[int, Any]]:
@@ -121,7 +121,7 @@ def test_environments_with_different_numbers_of_minibatches_equal_separate_runs(
     assert together == run_budgeted((0,))[1] | run_budgeted((1,))[1]
 
 
-def test_episode_that_ended_early_is_not_stepped_while_others_continue() -> None:
+def test_environment_whose_episode_ended_early_is_not_stepped_while_others_continue() -> None:
     sink = ListSink()
     vector = SerialVector(tiny_task(horizon=5), rng_seed=0, env_indices=(0, 1), sink=sink, rollback_limit=1)
     vector.reset()
@@ -139,7 +139,7 @@ def test_episode_that_ended_early_is_not_stepped_while_others_continue() -> None
 
 
 class Gathers(TorchDispatchMode):
-    """Counts index operations by the data pointer of the indexed tensor."""
+    """Counter of index operations by the data pointer of the indexed tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class Gathers(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_every_device_has_one_copy_of_the_data_and_one_gather_per_minibatch() -> None:
+def test_every_device_has_one_copy_of_the_data_and_one_index_operation_per_minibatch() -> None:
     task = replace(task_named("digits_impaired"), batches_per_epoch=3)
     vector = SerialVector(task, rng_seed=0, env_indices=range(5), devices=TWO)
     vector.reset()
@@ -166,7 +166,7 @@ def test_every_device_has_one_copy_of_the_data_and_one_gather_per_minibatch() ->
     assert [gathers.counts[source] for source in inputs[:2]] == [3, 3], "three minibatches"
 
 
-def test_shared_iterator_yields_the_samples_that_each_environment_drew() -> None:
+def test_shared_batch_iterator_yields_the_samples_that_each_environment_drew() -> None:
     vector = SerialVector(task_named("digits_impaired"), rng_seed=0, env_indices=range(3), devices=TWO)
     vector.reset()
     hosts = [env.host for env in vector.envs]

@@ -1,4 +1,4 @@
-"""Gradient statistics of an epoch in the slot table."""
+"""Recording of an epoch's gradient statistics in the slot table."""
 
 import math
 
@@ -11,7 +11,7 @@ from esper.tolaria.epoch import EpochTraining, record_gradients
 
 
 @pytest.mark.parametrize(("host_norm", "ratio"), [(4.0, 0.5), (0.0, math.nan)])
-def test_gradient_statistics_are_recorded_with_the_ratio_to_the_host_norm(
+def test_gradient_statistics_of_seeds_are_recorded_with_the_ratio_to_the_hosts_gradient_norm(
     host_norm: float, ratio: float
 ) -> None:
     table = SlotTable.empty(1, 3)

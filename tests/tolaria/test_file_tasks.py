@@ -1,4 +1,4 @@
-"""Tasks with data from files or from the sources of the Python standard library."""
+"""Tasks whose data come from files or from the source code of the Python standard library."""
 
 from pathlib import Path
 
@@ -42,7 +42,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_fashion14_draws_images_of_half_the_resolution_by_its_generator(data: Path, packed: bool) -> None:
+def test_task_fashion14_draws_images_of_half_the_resolution_with_the_given_generator(
+    data: Path, packed: bool
+) -> None:
     write_fashion(data / "fashion-mnist", packed=packed)
     splits = FASHION14_IMPAIRED.load(generator())
     splits.test.unlock()
@@ -55,7 +57,9 @@ def test_fashion14_draws_images_of_half_the_resolution_by_its_generator(data: Pa
     assert torch.equal(FASHION14_IMPAIRED.load(generator()).train.x, splits.train.x)
 
 
-def test_test_split_comes_from_the_test_files_and_other_files_give_another_digest(data: Path) -> None:
+def test_fashion14_draws_its_test_split_from_the_test_files_and_changed_files_change_its_digest(
+    data: Path,
+) -> None:
     def digest() -> str:
         images._read_idx.cache_clear()
         images._pooled.cache_clear()
@@ -72,16 +76,17 @@ def test_test_split_comes_from_the_test_files_and_other_files_give_another_diges
     assert len(set(splits.train.y.tolist())) == 10
 
 
-def test_cifar_reads_binary_batches_with_matching_labels(data: Path) -> None:
+def test_task_cifar_reads_binary_batches_with_matching_labels(data: Path) -> None:
     labels = random_bytes(10_000, below=10)
     table = np.zeros((10_000, 3073), dtype=np.uint8)
-    table[:, 0], table[:, 1:1025] = labels, labels[:, None]  # The red channel of each image is its label.
+    # All red pixels of an image have the value of its label.
+    table[:, 0], table[:, 1:1025] = labels, labels[:, None]
     (data / "cifar-10").mkdir()
     for name in CIFAR_NAMES:
         table.tofile(data / "cifar-10" / name)
     splits = CIFAR_IMPAIRED.load(generator())
     for path in (data / "cifar-10").iterdir():
-        path.unlink()  # All CIFAR files together have 180 megabytes.
+        path.unlink()  # The CIFAR files take 180 megabytes, so the test deletes them.
     assert (len(splits.train), len(splits.validation)) == (4096, 1024)
     assert splits.train.x.shape[1:] == (3, 32, 32)
     red = splits.validation.x[:, 0, 0, 0]
@@ -93,7 +98,7 @@ def test_cifar_reads_binary_batches_with_matching_labels(data: Path) -> None:
 # --- augmentation ----------------------------------------------------------------------------------
 
 
-def test_augmentation_does_not_change_other_random_draws() -> None:
+def test_augmentation_of_images_does_not_change_other_random_draws() -> None:
     (plain, _), (moved, _), (again, _) = (started(tiny_task(augment=a)) for a in (False, True, True))
     before = moved.host._augmenting.get_state()
     for env in (plain, moved, again):
@@ -107,7 +112,7 @@ def test_augmentation_does_not_change_other_random_draws() -> None:
     assert host_bits(moved) == host_bits(again)
 
 
-def test_augmentation_shifts_by_up_to_an_eighth_and_mirrors_reproducibly() -> None:
+def test_augmentation_shifts_images_by_up_to_an_eighth_and_mirrors_them_reproducibly() -> None:
     picture = torch.arange(1, 17 * 16 + 1, dtype=torch.float32)[: 16 * 16].view(1, 1, 16, 16)
     moved = shifted_and_flipped(picture.expand(400, 1, 16, 16), generator())
     assert moved.shape == (400, 1, 16, 16)
@@ -122,7 +127,7 @@ def test_augmentation_shifts_by_up_to_an_eighth_and_mirrors_reproducibly() -> No
 # --- text ------------------------------------------------------------------------------------------
 
 
-def test_pycode_targets_are_the_bytes_after_the_inputs() -> None:
+def test_targets_of_the_task_pycode_are_the_bytes_after_the_inputs() -> None:
     splits = PYCODE.load(generator())
     assert splits.train.x.shape[1] == CONTEXT
     assert torch.equal(splits.train.x[:, 1:], splits.train.y[:, :-1])
@@ -132,7 +137,7 @@ def test_pycode_targets_are_the_bytes_after_the_inputs() -> None:
     assert 2 < splits.guess_loss() < 4, "entropy of the byte frequencies in nats"
 
 
-def test_windows_of_one_block_are_in_the_same_split() -> None:
+def test_token_windows_of_one_block_of_text_are_in_the_same_split() -> None:
     assert len(split_text(b"x" * 25_089, CONTEXT, generator()).train) == BLOCK, (
         "the shortest text that is accepted"
     )
@@ -148,7 +153,7 @@ def test_windows_of_one_block_are_in_the_same_split() -> None:
         assert follows.all(), "windows of a block are consecutive"
 
 
-def test_text_task_reads_the_users_file_and_refuses_a_missing_one(data: Path) -> None:
+def test_task_text_reads_the_users_file_and_refuses_a_missing_file(data: Path) -> None:
     with pytest.raises(DataError, match=r"the data set text\.txt is missing"):
         TEXT.load(generator())
     (data / "text.txt").write_text("to be or not to be, that is the question\n" * 2000)

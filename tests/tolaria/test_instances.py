@@ -28,7 +28,7 @@ def generator(rng_seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(rng_seed)
 
 
-def test_drawn_instances_cover_every_listed_value_and_no_other() -> None:
+def test_drawn_task_instances_cover_every_value_of_the_distribution_and_no_other() -> None:
     stream = generator()
     drawn = [VARIED.draw(stream) for _ in range(400)]
     assert {instance.widths for instance in drawn} == set(VARIED.widths)
@@ -40,7 +40,7 @@ def test_drawn_instances_cover_every_listed_value_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", ["digits_impaired", "fashion14_impaired", "pycode", "fashion", "cifar"])
-def test_preset_gives_one_instance_or_varies_in_every_field(name: str) -> None:
+def test_instances_of_a_built_in_task_are_all_equal_or_vary_in_every_field(name: str) -> None:
     drawn = [TASKS[name].instances.draw(generator(rng_seed)) for rng_seed in range(200)]
     if name not in ("fashion", "cifar"):
         assert len(set(drawn)) == 1
@@ -49,7 +49,7 @@ def test_preset_gives_one_instance_or_varies_in_every_field(name: str) -> None:
         assert len({getattr(instance, field) for instance in drawn}) > 1, field
 
 
-def test_digits_mixture_has_log_uniform_budgets_over_a_factor_of_32_that_suffice_for_every_host() -> None:
+def test_task_digits_mixture_has_log_uniform_budgets_that_suffice_for_every_host() -> None:
     mixture = TASKS["digits_mixture"]
     shares = mixture.instances.budget_shares
     assert shares[0] / shares[-1] == pytest.approx(32.0)
@@ -66,7 +66,7 @@ def test_digits_mixture_has_log_uniform_budgets_over_a_factor_of_32_that_suffice
     ]
 
 
-def test_episode_uses_the_host_rate_slots_and_data_share_of_its_instance() -> None:
+def test_episode_uses_host_widths_learning_rate_slots_and_data_share_of_its_instance() -> None:
     env = MorphEnv(replace(tiny_task(), instances=VARIED), rng_seed=0)
     seen = set()
     for episode in range(12):
@@ -81,7 +81,7 @@ def test_episode_uses_the_host_rate_slots_and_data_share_of_its_instance() -> No
     assert len(seen) > 6
 
 
-def test_instance_that_enables_none_of_the_requested_slots_is_refused() -> None:
+def test_task_instance_that_enables_none_of_the_requested_slots_is_refused() -> None:
     task = replace(tiny_task(), instances=replace(VARIED, widths=((2, 4, 4),)))
     env = MorphEnv(task, rng_seed=0, enabled=(True, False, False))
     drawn = [task.instances.draw(EpisodeStreams(0, 0, e).generator("instance")).enabled[0] for e in range(20)]

@@ -1,7 +1,7 @@
 """The governor raises an alarm within three epochs after an episode on digits is broken.
 
-test_report_fields.py checks that an unbroken episode raises no alarm; experiments/011-governor tests all
-tasks.
+The file test_report_fields.py tests that an unbroken episode raises no alarm; experiments/011-governor covers
+all tasks.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,12 @@ PLAN = {0: plant(1), 3: plant(0)}
 
 
 def raise_learning_rate(env: MorphEnv) -> None:
-    """Multiply the learning rate of the host and its seeds by 30."""
+    """Multiply the learning rate of host and seeds by 30."""
     env.host.instance = replace(env.host.instance, learning_rate=30 * env.host.instance.learning_rate)
 
 
 def freeze_output_layer(env: MorphEnv) -> None:
-    """Set the output layer to zero and freeze it, so that the output is a constant."""
+    """Set the output layer to zero and freeze the layer, so that the output of the network is constant."""
     last = [module for module in env.model.host.modules() if isinstance(module, nn.Linear)][-1]
     for parameter in last.parameters():
         nn.init.zeros_(parameter)
@@ -36,7 +36,7 @@ def freeze_output_layer(env: MorphEnv) -> None:
     ("mishap", "kinds"),
     [(raise_learning_rate, {"divergence", "collapse"}), (freeze_output_layer, {"collapse"})],
 )
-def test_broken_episode_raises_an_alarm_within_three_epochs(
+def test_governor_raises_an_alarm_within_three_epochs_after_an_episode_is_broken(
     mishap: Callable[[MorphEnv], None], kinds: set[str]
 ) -> None:
     env, sink = started(task_named("digits"))

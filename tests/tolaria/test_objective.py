@@ -1,4 +1,4 @@
-"""Losses and scores of classification and next-token prediction equal values worked by hand."""
+"""Losses and scores of classification and next-token prediction equal values computed by hand."""
 
 import math
 
@@ -8,10 +8,10 @@ import torch
 from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
 
 CERTAIN = math.log(3.0)
-"""Logit ln 3; the logits (ln 3, 0) give the first of two classes a probability of 3/4."""
+"""Logit of a class; with the logits (ln 3, 0) the first of two classes has probability 3/4."""
 
 
-def test_classification_scores_100_for_the_right_class_and_0_for_others() -> None:
+def test_classification_score_of_a_sample_is_100_for_the_right_class_and_0_for_others() -> None:
     output = torch.tensor([[CERTAIN, 0.0], [CERTAIN, 0.0], [0.0, CERTAIN]])
     target = torch.tensor([0, 1, 1])
     assert CLASSIFICATION.sample_scores(output, target).tolist() == [100.0, 0.0, 100.0]
@@ -20,7 +20,7 @@ def test_classification_scores_100_for_the_right_class_and_0_for_others() -> Non
     assert CLASSIFICATION.loss(output, target).item() == pytest.approx(sum(losses) / 3)
 
 
-def test_next_token_scores_the_share_of_right_tokens() -> None:
+def test_next_token_score_of_a_sequence_is_the_percentage_of_right_tokens() -> None:
     right, wrong = [CERTAIN, 0.0], [0.0, CERTAIN]
     output = torch.tensor([[right, right, wrong, right], [wrong, wrong, wrong, right]])
     target = torch.zeros(2, 4, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Mixed precision: float32 weights, separate loss scales, and detection of overflow and broken seeds."""
+"""Mixed precision: float32 weights, separate loss scales, detection of overflow and non-finite seeds."""
 
 import math
 from typing import Any
@@ -36,11 +36,11 @@ DEVICES = [
         Device("cuda:0"), marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
     ),
 ]
-"""Precisions under test. Float16 also runs on the CPU; commands refuse it there only because it is slow."""
+"""Devices on which float16 is tested. Commands refuse float16 on the CPU only because it is slow."""
 
 
 def mixed(amp: Amp, device: Device = DEFAULT_DEVICE, **changes: Any) -> tuple[MorphEnv, ListSink]:
-    """Return a started environment of this precision, and the sink of its rows."""
+    """Return a started environment that trains in precision ``amp``, and the sink of its telemetry rows."""
     task = tiny_task(**{"batches_per_epoch": 3, "horizon": 10, **changes})
     return started(task, compute=Compute(device, amp))
 
@@ -51,7 +51,7 @@ def overflow_next(env: MorphEnv, part: int) -> None:
 
 
 @pytest.mark.parametrize("task", [tiny_task(batches_per_epoch=3), token_task()])
-def test_bfloat16_changes_the_result_and_keeps_weights_and_gradients_float32(task: Any) -> None:
+def test_bfloat16_changes_the_training_and_leaves_weights_and_gradients_float32(task: Any) -> None:
     kinds = (BlueprintAction.LORA, BlueprintAction.MLP)
     plan = {0: plant(1, kinds[0]), 3: plant(0, kinds[1])} if task.host == "gpt" else PLAN
     ends = []
@@ -69,7 +69,7 @@ def test_bfloat16_changes_the_result_and_keeps_weights_and_gradients_float32(tas
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_incubating_seed_has_its_own_scale_until_it_is_blended(device: Device) -> None:
+def test_incubating_seed_has_its_own_float16_loss_scale_until_it_is_blended(device: Device) -> None:
     env, _ = mixed("float16", device)
     run(env, PLAN, until=5)
     assert (env.model.blended, env.model.incubating) == ([1], [0])
@@ -81,7 +81,7 @@ def test_incubating_seed_has_its_own_scale_until_it_is_blended(device: Device) -
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("part", [HOST, 0])
-def test_steps_with_overflowing_gradients_are_skipped_and_counted(part: int, device: Device) -> None:
+def test_float16_steps_with_overflowing_gradients_are_skipped_and_counted(part: int, device: Device) -> None:
     env, sink = mixed("float16", device)
     run(env, PLAN, until=5)
     overflow_next(env, part)
@@ -96,7 +96,9 @@ def test_steps_with_overflowing_gradients_are_skipped_and_counted(part: int, dev
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_gradient_norms_and_health_are_those_of_unscaled_gradients(device: Device) -> None:
+def test_recorded_gradient_norms_and_health_in_float16_are_those_of_unscaled_gradients(
+    device: Device,
+) -> None:
     seen = []
     for amp in ("off", "float16"):
         env, sink = mixed(amp, device)
@@ -110,7 +112,7 @@ def test_gradient_norms_and_health_are_those_of_unscaled_gradients(device: Devic
 @pytest.mark.parametrize(
     ("slot", "reason"), [(0, "non-finite while incubating"), (1, "non-finite while blended")]
 )
-def test_non_finite_seed_is_pruned_and_the_loss_scale_is_restored(
+def test_seed_with_non_finite_weights_is_pruned_in_float16_and_the_loss_scale_is_restored(
     slot: int, reason: str, device: Device
 ) -> None:
     env, sink = mixed("float16", device)
@@ -124,7 +126,7 @@ def test_non_finite_seed_is_pruned_and_the_loss_scale_is_restored(
     )
 
 
-def test_gradient_that_overflows_at_scale_one_prunes_its_seed() -> None:
+def test_seed_whose_float16_gradient_overflows_at_loss_scale_one_is_pruned() -> None:
     env, sink = mixed("float16")
     run(env, PLAN, until=5)
     env.host.precision._scalers[HOST] = GradScaler("cpu", init_scale=4.0)
@@ -138,7 +140,9 @@ def test_gradient_that_overflows_at_scale_one_prunes_its_seed() -> None:
 
 
 @pytest.mark.parametrize("amp", ["bfloat16", "float16"])
-def test_restored_state_continues_bit_for_bit_with_its_scales(amp: Amp) -> None:
+def test_environment_in_mixed_precision_continues_bit_for_bit_from_a_saved_state_with_its_loss_scales(
+    amp: Amp,
+) -> None:
     task = noisy_task(batches_per_epoch=3, horizon=12)
     ends = []
     env, _ = started(task, compute=Compute(DEFAULT_DEVICE, amp))

@@ -1,4 +1,4 @@
-"""Invariants of lifecycle, counters and model hold in episodes of random actions."""
+"""Invariants of lifecycle, counters and network hold in episodes of random actions."""
 
 from collections import Counter
 from dataclasses import replace
@@ -9,6 +9,7 @@ import torch
 
 from esper.leyline import (
     HEADS_OF_OP,
+    LEGAL_MOVES,
     NUM_OPS,
     OP_WAIT,
     AlphaTarget,
@@ -20,7 +21,6 @@ from esper.leyline import (
     Stage,
     derive_seed,
     head_sizes,
-    is_legal_move,
     legal_slots_by_op,
 )
 from esper.leyline.rows import DecisionRow, TransitionRow
@@ -32,9 +32,7 @@ from tests.tolaria.building import SMALL_RULES, WAIT, ListSink, stages_of, start
 WIDTHS = (2, 4, 3, 2, 4, 2, 3, 4)
 HORIZON = 25
 OP_WEIGHTS = np.array([3.0, 2.0, 1.0, 0.5, 2.0, 3.0])
-"""Weights of random operations; with uniform weights most seeds are pruned, or stay at partial alpha, before
-they are held.
-"""
+"""Probability weights of random ops; with uniform weights few seeds would reach stage HOLDING."""
 RULES = {
     "small": SMALL_RULES,
     "moved by hand": replace(SMALL_RULES, auto_forward=False),
@@ -46,12 +44,12 @@ RULES = {
 
 
 def random_indices(rng: np.random.Generator, num_slots: int) -> IntArray:
-    """Return an action whose heads are uniform over all values, legal or not."""
+    """Return an action whose heads have uniformly random values, legal or not."""
     return rng.integers(head_sizes(num_slots))
 
 
 def random_legal(rng: np.random.Generator, env: MorphEnv) -> IntArray:
-    """Return an action with a random legal operation and a legal slot; other heads are uniform."""
+    """Return an action with a random legal op and a legal slot; its other action heads are random."""
     legal = legal_slots_by_op(env.table, env.model.rules)[0]
     action = WAIT.copy()
     weight = OP_WEIGHTS * legal.any(axis=1)
@@ -67,7 +65,7 @@ def random_legal(rng: np.random.Generator, env: MorphEnv) -> IntArray:
 
 
 class WatchedEpisode:
-    """Environment that compares every step with the slot table before the step."""
+    """Episode that checks the invariants in every step, by comparing the slot table before and after."""
 
     def __init__(self, num_slots: int, rules: LifecycleRules, rng_seed: int) -> None:
         task = tiny_task(WIDTHS[:num_slots], rules=rules, horizon=HORIZON)
@@ -114,7 +112,7 @@ class WatchedEpisode:
     def _check_moves(self, moves: list[TransitionRow], before: SlotTable) -> None:
         at = before.stage[0].tolist()
         for move in moves:
-            assert is_legal_move(Stage(move.from_stage), Stage(move.to_stage))
+            assert Stage(move.to_stage) in LEGAL_MOVES[Stage(move.from_stage)]
             assert at[move.slot] == move.from_stage, "the rows contain every move"
             assert move.cause in ("policy", "mechanical")
             at[move.slot] = move.to_stage
@@ -142,7 +140,7 @@ class WatchedEpisode:
             if IN_FORWARD[trained] and not old_fossil:
                 assert table.epochs_since_measured[0, slot] == 0
             elif old_fossil:
-                # The second measurement, at the commit, does not measure old fossils either.
+                # Fossils older than ``fossil_watch_epochs`` are not measured, not even at the commit.
                 assert table.epochs_since_measured[0, slot] == before.epochs_since_measured[0, slot] + 1
             else:
                 assert table.epochs_since_measured[0, slot] == NEVER
@@ -207,7 +205,7 @@ def random_episode(num_slots: int, rules_name: str, name: str, legal_share: floa
         (1, "small", set()),
     ],
 )
-def test_invariants_hold_in_episodes_of_mostly_legal_actions(
+def test_lifecycle_invariants_hold_in_episodes_of_mostly_legal_actions(
     num_slots: int, rules_name: str, met: set[LifecycleOp | str]
 ) -> None:
     episode = random_episode(num_slots, rules_name, "first", legal_share=0.9)
@@ -217,6 +215,6 @@ def test_invariants_hold_in_episodes_of_mostly_legal_actions(
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8])
-def test_invariants_hold_in_episodes_of_arbitrary_actions(num_slots: int) -> None:
+def test_lifecycle_invariants_hold_in_episodes_of_arbitrary_actions(num_slots: int) -> None:
     episode = random_episode(num_slots, "no incubation, no embargo", "arbitrary", legal_share=0.0)
     assert episode.refused["legality"] > 0

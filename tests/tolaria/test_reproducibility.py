@@ -18,18 +18,18 @@ from tests.tolaria.building import PLAN, WAIT, ListSink, bits, host_bits, noisy_
 
 
 def timeless(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Return rows as dictionaries without measured times."""
+    """Return telemetry rows as dictionaries without columns of measured times."""
     maps = [{"table": type(row).__name__, **msgspec.structs.asdict(row)} for row in rows]
     return [{k: v for k, v in row.items() if k not in ("t", "ms", "phase_ms", "seconds")} for row in maps]
 
 
 def everything_in(env: MorphEnv) -> Any:
-    """Return host, seeds, optimiser, random streams, slot table, loss scales and scores so far as bytes."""
+    """Return host, seeds, optimiser, random streams, slot table, loss scales and past scores, as bytes."""
     return host_bits(env), bits(env.host.weights()), bits(env._val_scores)
 
 
 @pytest.mark.parametrize("make_task", [tiny_task, noisy_task])
-def test_same_rng_seed_gives_the_same_episode_and_leaves_the_global_generator(
+def test_same_rng_seed_gives_the_same_episode_and_leaves_torchs_global_generator_unchanged(
     make_task: Callable[..., TaskSpec],
 ) -> None:
     episodes = []
@@ -43,7 +43,7 @@ def test_same_rng_seed_gives_the_same_episode_and_leaves_the_global_generator(
     assert episodes[0] == episodes[1]
 
 
-def test_rng_seed_environment_and_episode_each_select_another_host() -> None:
+def test_another_rng_seed_environment_or_episode_gives_another_host() -> None:
     env, _ = started()
     untrained = host_bits(env)
     for change in ({"rng_seed": 1}, {"env": 1}):
@@ -56,7 +56,7 @@ def test_rng_seed_environment_and_episode_each_select_another_host() -> None:
 
 
 def run_vector(env_indices: Sequence[int], growing: Sequence[int]) -> tuple[SerialVector, ListSink, Any]:
-    """Run ten epochs in which the environments ``growing`` follow the plan and all others wait."""
+    """Run ten epochs in which the environments ``growing`` plant seeds by ``PLAN`` and all others wait."""
     sink = ListSink()
     vector = SerialVector(noisy_task(horizon=10), rng_seed=3, env_indices=env_indices, sink=sink)
     history = [vector.reset()]
@@ -69,14 +69,14 @@ def run_vector(env_indices: Sequence[int], growing: Sequence[int]) -> tuple[Seri
 
 
 def episode_of(vector: SerialVector, sink: ListSink, history: list[EpochFacts], env: int) -> Any:
-    """Return state, facts and rows of one environment."""
+    """Return state, measurements after every epoch and telemetry rows of one environment."""
     row = [one._env for one in vector.envs].index(env)
     facts = [{name: values[row] for name, values in asdict(facts).items()} for facts in history]
     own = [found for found in sink.rows if isinstance(found, EnvRow) and found.env == env]
     return everything_in(vector.envs[row]), bits(facts), timeless(own)
 
 
-def test_environment_does_not_depend_on_growth_or_number_of_other_environments() -> None:
+def test_episode_of_an_environment_does_not_depend_on_growth_or_number_of_other_environments() -> None:
     bare = run_vector(range(3), growing=[])
     grown = run_vector(range(3), growing=[1])
     assert episode_of(*bare, env=2) == episode_of(*grown, env=2)

@@ -1,6 +1,6 @@
 """Telemetry rows that an episode emits."""
 
-from esper.leyline import NUM_OPS, Stage, is_legal_move
+from esper.leyline import LEGAL_MOVES, NUM_OPS, Stage
 from esper.leyline.rows import (
     CounterfactualRow,
     DecisionRow,
@@ -13,7 +13,7 @@ from esper.leyline.rows import (
 from tests.tolaria.building import PLAN, WAIT, plant, run, started, tiny_task
 
 
-def test_episode_emits_rows_of_every_kind_with_consistent_values() -> None:
+def test_episode_emits_telemetry_rows_of_every_kind_with_consistent_values() -> None:
     env, sink = started(tiny_task(horizon=12))
     run(env, PLAN)
     report = env.finish()
@@ -30,7 +30,7 @@ def test_episode_emits_rows_of_every_kind_with_consistent_values() -> None:
     for seed in sink.of(SeedRow):
         assert (seed.contribution is None) == (seed.freshness == 0.0)
         assert seed.age <= seed.epoch
-    assert all(is_legal_move(Stage(m.from_stage), Stage(m.to_stage)) for m in sink.of(TransitionRow))
+    assert all(Stage(m.to_stage) in LEGAL_MOVES[Stage(m.from_stage)] for m in sink.of(TransitionRow))
     assert [row.forced for row in sink.of(DecisionRow)][:2] == [False, False]
 
     [episode] = sink.of(EpisodeRow)
@@ -42,13 +42,13 @@ def test_episode_emits_rows_of_every_kind_with_consistent_values() -> None:
     assert [purpose for purpose, flops in episode.flops.items() if flops == 0] == ["race"]
 
 
-def test_transition_row_has_the_last_validation_score() -> None:
+def test_transition_row_has_the_validation_score_before_the_stage_move() -> None:
     env, sink = started(tiny_task(horizon=8))
     scores = {0: env._val_scores[0]}
     for epoch in range(7):
         scores[epoch + 1] = env.step(plant(1) if epoch == 0 else WAIT).val_score
-    # A stage move by an action has the score of the previous epoch; an automatic move has that of its own
-    # epoch.
+    # The row of a stage move by an action has the score of the previous epoch; that of an automatic move has
+    # the score of its own epoch.
     assert [(row.epoch, row.score) for row in sink.of(TransitionRow)] == [
         (0, scores[0]),
         (0, scores[0]),
@@ -57,11 +57,11 @@ def test_transition_row_has_the_last_validation_score() -> None:
     ]
 
 
-def test_decision_is_forced_if_only_wait_is_legal_and_rows_have_the_twin_score() -> None:
+def test_decision_row_is_marked_forced_if_only_wait_is_legal_and_epoch_rows_have_the_twin_score() -> None:
     env, sink = started(tiny_task((2,), horizon=5))
     env.reset(twin_scores=[10.0, 11.0, 12.0, 13.0, 14.0, 15.0])
     run(env, {0: plant(0)}).finish()
-    # Germination is legal at first; then waiting is the only legal action until the seed is three epochs old.
+    # Germination is legal at first; then WAIT is the only legal action until the seed is three epochs old.
     assert [row.forced for row in sink.of(DecisionRow)] == [False, True, True, False, False]
     assert [row.twin_score for row in sink.of(EpochRow)] == [11.0, 12.0, 13.0, 14.0, 15.0]
     assert sink.of(EpisodeRow)[0].twin_val_score == 15.0

@@ -33,13 +33,13 @@ def mid_blend(task: TaskSpec | None = None) -> MorphEnv:
 
 
 def five_more(env: MorphEnv, actions: dict[int, IntArray] = AFTER) -> Any:
-    """Return the facts of the next five steps and the state after these steps, as bytes."""
+    """Return the measurements of the environment's next five steps and its state after them, as bytes."""
     facts = [asdict(env.step(actions.get(env.epoch, WAIT))) for _ in range(5)]
     return bits(facts), bits(env.state())
 
 
 def through_a_file(kept: dict[str, Any]) -> dict[str, Any]:
-    """Save a state to a file and load it with ``weights_only=True``."""
+    """Save an environment's state to a file and load the file with ``weights_only=True``."""
     file = io.BytesIO()
     torch.save(kept, file)
     file.seek(0)
@@ -47,7 +47,7 @@ def through_a_file(kept: dict[str, Any]) -> dict[str, Any]:
     return loaded
 
 
-def test_restored_environment_continues_bit_for_bit() -> None:
+def test_environment_restored_from_a_snapshot_continues_bit_for_bit() -> None:
     env = mid_blend(noisy_task(horizon=12, batches_per_epoch=2))
     kept = env.state()
     before = bits(kept)
@@ -60,7 +60,7 @@ def test_restored_environment_continues_bit_for_bit() -> None:
     assert bits(kept) == before, "the environment does not change the snapshot"
 
 
-def test_snapshot_from_a_file_continues_in_a_new_and_in_a_used_environment() -> None:
+def test_snapshot_loaded_from_a_file_continues_bit_for_bit_in_a_new_and_in_a_used_environment() -> None:
     env = mid_blend()
     kept = through_a_file(env.state())
     first = five_more(env)
@@ -72,7 +72,7 @@ def test_snapshot_from_a_file_continues_in_a_new_and_in_a_used_environment() -> 
         assert five_more(other) == first
 
 
-def test_snapshot_contains_the_stream_that_samples_permutations() -> None:
+def test_snapshot_contains_the_random_stream_that_samples_orders_for_shapley_values() -> None:
     rules = LifecycleRules(min_training_epochs=0)
     env, _ = started(tiny_task((2, 2, 2, 2, 2), rules=rules))
     run(env, {epoch: plant(epoch) for epoch in range(5)}, until=6)
@@ -83,7 +83,7 @@ def test_snapshot_contains_the_stream_that_samples_permutations() -> None:
     assert five_more(env, {}) == first
 
 
-def test_snapshot_of_another_rng_seed_or_environment_is_refused() -> None:
+def test_environment_refuses_a_snapshot_of_another_rng_seed_or_environment() -> None:
     kept = mid_blend().state()
     for other, sentence in (
         (MorphEnv(tiny_task(), rng_seed=1), "rng seed 0, environment 0; this one is task tiny, rng seed 1"),

@@ -1,4 +1,4 @@
-"""The twin of an episode, in which no seed is planted, and whole episodes of several environments."""
+"""Twin of an episode, in which no seed is planted, and whole episodes of several environments."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ class Waiting:
         return Decisions(np.tile(WAIT, (table.num_envs, 1)))
 
 
-def test_twin_equals_an_episode_in_which_the_controller_waits() -> None:
+def test_report_of_a_twin_equals_that_of_an_episode_in_which_the_controller_always_waits() -> None:
     vector = SerialVector(TASK, rng_seed=4, env_indices=[0, 3])
     controller = Waiting()
     reports = run_episode(vector, controller, episode=2)
@@ -37,7 +37,7 @@ def test_twin_equals_an_episode_in_which_the_controller_waits() -> None:
         assert run_without_growth(TASK, rng_seed=4, env=env, episode=2) == report
 
 
-def test_host_of_a_growing_episode_equals_its_twin_until_the_seed_is_blended() -> None:
+def test_host_of_an_episode_with_growth_equals_its_twin_until_the_seed_is_blended() -> None:
     grown, _ = started(TASK)
     idle, _ = started(TASK)
     # Incubation lasts two epochs and does not change the host; blending changes the host.
@@ -51,7 +51,7 @@ def test_host_of_a_growing_episode_equals_its_twin_until_the_seed_is_blended() -
     assert [name for name, spent in twin.flops.items() if spent] == ["forward", "backward", "validation"]
 
 
-def test_episode_commits_every_environment_and_the_next_episode_starts_without_seeds() -> None:
+def test_episode_ends_with_a_commit_in_every_environment_and_the_next_starts_without_seeds() -> None:
     class Planting(Waiting):
         def decide(self, facts, table):  # type: ignore[no-untyped-def]
             return Decisions(np.stack([plant(1) if epoch == 0 else WAIT for epoch in facts.epoch]))

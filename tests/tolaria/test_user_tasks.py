@@ -1,4 +1,4 @@
-"""Tasks on a user's own module, by function or by import path, and episodes on them."""
+"""Tasks on a user's own network, given by function or by import path, and episodes of these tasks."""
 
 import math
 import sys
@@ -18,7 +18,7 @@ from tests.tolaria.building import WAIT, action, plant
 
 
 class ConvThenLinear(nn.Module):
-    """Network with sites of two topologies: feature maps after the convolution, features after the layer."""
+    """Network with sites of two topologies: feature maps after ``conv``, features after ``hidden``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def refused() -> TaskSpec:
 # --- description of the task ----------------------------------------------------------------------
 
 
-def test_module_task_finds_sites_of_both_topologies_and_splits_the_samples() -> None:
+def test_module_task_finds_sites_of_two_topologies_and_splits_the_samples() -> None:
     task = small_task()
     assert [(site.name, site.topology, site.width) for site in task.sites] == [
         ("conv", "feature_map", 4),
@@ -72,7 +72,7 @@ def test_module_task_finds_sites_of_both_topologies_and_splits_the_samples() -> 
     assert torch.cat([part.x for part in parts]).sum() == pytest.approx(IMAGES.sum().item(), rel=1e-3)
 
 
-def test_task_digest_changes_with_the_data() -> None:
+def test_digest_of_a_users_task_changes_with_the_data() -> None:
     other = module_task(ConvThenLinear, IMAGES + 1.0, CLASSES, name="mine", batch_size=16)
     assert small_task().digest() == small_task().digest() != other.digest()
 
@@ -110,7 +110,7 @@ def test_task_digest_changes_with_the_data() -> None:
         ),
     ],
 )
-def test_module_task_refuses_bad_input_with_one_sentence(
+def test_module_task_refuses_invalid_arguments_with_a_one_sentence_error(
     settings: dict[str, object], error: type[EsperError], sentence: str
 ) -> None:
     known = {"build": ConvThenLinear, "inputs": IMAGES, "targets": CLASSES, "name": "bad"}
@@ -134,13 +134,15 @@ def test_module_task_refuses_bad_input_with_one_sentence(
     ],
     ids=["no module", "no function", "no task", "function fails", "task is refused"],
 )
-def test_imported_task_refuses_a_bad_path_or_function_with_one_sentence(path: str, sentence: str) -> None:
+def test_task_given_by_an_invalid_import_path_or_function_is_refused_with_a_one_sentence_error(
+    path: str, sentence: str
+) -> None:
     with pytest.raises(EsperError) as caught:
         task_named(path)
     assert str(caught.value).startswith(sentence)
 
 
-def test_imported_task_is_built_once_and_found_in_the_working_directory(
+def test_task_given_by_import_path_is_found_in_the_working_directory_and_built_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = f"from {__name__} import small_task\ndef task():\n    return small_task(name='from a file')\n"
@@ -155,7 +157,7 @@ def test_imported_task_is_built_once_and_found_in_the_working_directory(
 # --- episodes -------------------------------------------------------------------------------------
 
 
-def test_episode_plants_seeds_of_both_topologies_in_a_users_module() -> None:
+def test_episode_of_a_users_task_plants_seeds_for_feature_maps_and_for_features() -> None:
     env = MorphEnv(small_task(), rng_seed=0)
     first = env.reset()
     env.step(plant(0, BlueprintAction.CONV_LIGHT))
@@ -171,7 +173,7 @@ def test_episode_plants_seeds_of_both_topologies_in_a_users_module() -> None:
     assert report.params > report.host_params == first.params
 
 
-def test_blueprint_of_another_topology_is_refused_in_an_episode() -> None:
+def test_environment_of_a_users_task_refuses_a_blueprint_of_another_topology() -> None:
     env = MorphEnv(small_task(), rng_seed=0)
     env.reset()
     facts = env.step(plant(1, BlueprintAction.CONV_LIGHT))
@@ -179,7 +181,7 @@ def test_blueprint_of_another_topology_is_refused_in_an_episode() -> None:
     assert not env.table.occupied.any()
 
 
-def test_incubating_seed_of_a_users_task_does_not_change_the_host() -> None:
+def test_incubating_seed_in_a_users_task_does_not_change_the_validation_loss() -> None:
     scores = []
     for first in (plant(1, BlueprintAction.MLP), WAIT):
         env = MorphEnv(small_task(incubation_epochs=2), rng_seed=0)
@@ -188,7 +190,7 @@ def test_incubating_seed_of_a_users_task_does_not_change_the_host() -> None:
     assert scores[0] == scores[1]
 
 
-def test_task_with_float_targets_is_a_regression() -> None:
+def test_users_task_with_float_targets_is_a_regression() -> None:
     x = torch.randn(200, 5, generator=torch.Generator().manual_seed(0))
     task = module_task(
         lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)),
@@ -208,9 +210,9 @@ def test_task_with_float_targets_is_a_regression() -> None:
 
 
 @pytest.mark.parametrize("task", [make_task, f"{__name__}:make_task"], ids=["function", "import path"])
-def test_gymnasium_environment_takes_a_users_task(task: object) -> None:
+def test_gymnasium_environment_runs_a_users_task(task: object) -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    import esper.gym  # The import registers the environment.
+    import esper.gym  # Importing esper.gym registers the environment with Gymnasium.
 
     env = gymnasium.make(esper.gym.ENV_ID, task=task, steps=3)
     seen, _ = env.reset(seed=0)
@@ -219,13 +221,13 @@ def test_gymnasium_environment_takes_a_users_task(task: object) -> None:
     *_, (seen, reward, terminated, truncated, info) = (env.step(np.asarray(each)) for each in actions)
     assert env.observation_space.contains(seen)
     assert math.isfinite(reward)
-    assert (terminated, truncated) == (True, False)  # the horizon terminates an episode by default
+    assert (terminated, truncated) == (True, False)  # The horizon counts as termination, not truncation.
     assert info["report"]["params"] > info["report"]["host_params"]
 
 
-def test_gymnasium_environment_refuses_a_function_that_returns_no_task() -> None:
+def test_gymnasium_environment_refuses_a_task_function_that_returns_no_task() -> None:
     gymnasium = pytest.importorskip("gymnasium")
-    import esper.gym  # The import registers the environment.
+    import esper.gym  # Importing esper.gym registers the environment with Gymnasium.
 
     with pytest.raises(EsperError, match="task 'not_a_task' returned int; return esper"):
         gymnasium.make(esper.gym.ENV_ID, task=not_a_task)

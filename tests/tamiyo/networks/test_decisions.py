@@ -16,7 +16,6 @@ from esper.leyline import (
 )
 from esper.tamiyo.networks.factored_lstm import Critic, FactoredRecurrentActorCritic
 from esper.tamiyo.policy.action_masks import compute_batch_masks
-from esper.tamiyo.policy.distributions import EmptyMaskError
 from tests.leyline.building import space_of
 from tests.tamiyo.policy.small_policies import busy_table, play, policy_of
 
@@ -24,7 +23,7 @@ VARIANTS = list(product(["state_value", "op_value"], [True, False]))
 
 
 def fresh_flags() -> Tensor:
-    """Return flags of episode starts: environment 0 starts a second episode at step 4, environment 1 at 6."""
+    """Return bool ``[env, step]`` of episode starts, with a second start at step 4 or step 6."""
     fresh = torch.zeros(3, 9, dtype=torch.bool)
     fresh[:, 0] = True
     fresh[0, 4] = fresh[1, 6] = True
@@ -80,7 +79,7 @@ def test_values_depend_on_earlier_steps_of_the_episode() -> None:
     assert (before.value[2, 1:] != after.value[2, 1:]).all()
 
 
-def test_stored_masks_allow_the_chosen_values_and_determine_has_choice() -> None:
+def test_stored_masks_allow_the_chosen_values_and_show_which_heads_had_a_choice() -> None:
     policy = policy_of()
     played = play(policy, fresh_flags())
     parts = played.masks.split(list(head_sizes(3)), dim=-1)
@@ -94,7 +93,7 @@ def test_stored_masks_allow_the_chosen_values_and_determine_has_choice() -> None
     assert (evaluated.entropies[choices] > 0.0).all()
 
 
-def test_sampled_actions_are_canonical_in_heads_that_the_op_does_not_read() -> None:
+def test_sampled_actions_have_canonical_values_in_heads_that_the_op_does_not_read() -> None:
     played = play(policy_of(), fresh_flags())
     read = torch.from_numpy(HEADS_OF_OP.copy())[played.actions[..., Head.OP]]
     canonical = torch.from_numpy(CANONICAL_ACTION.copy()).expand_as(played.actions)
@@ -103,9 +102,9 @@ def test_sampled_actions_are_canonical_in_heads_that_the_op_does_not_read() -> N
 
 
 def all_open(policy: FactoredRecurrentActorCritic, op: LifecycleOp) -> tuple[Tensor, ...]:
-    """Return actions and masks of one step with ``op`` in four environments.
+    """Return actions and masks of one step in four environments, all with the op ``op``.
 
-    The masks leave a choice only to heads that the op reads.
+    The returned masks leave a choice only to heads that the op reads.
     """
     actions = torch.from_numpy(CANONICAL_ACTION.copy()).repeat(4, 1, 1)
     actions[..., Head.OP] = op
@@ -166,7 +165,7 @@ def test_deterministic_decisions_are_the_argmax_of_each_head_and_repeatable() ->
 def test_each_uniform_random_number_affects_the_sample_of_one_head() -> None:
     policy = policy_of(4)
     masks = compute_batch_masks(SlotTable.empty(1, 4), space_of(4))
-    masks.slot_by_op[:, LifecycleOp.WAIT] = False  # GERMINATE is the only legal op.
+    masks.slot_by_op[:, LifecycleOp.WAIT] = False  # All slots are empty, and GERMINATE is the only legal op.
     state, blueprints = torch.zeros(1, 151), torch.full((1, 4), -1)
 
     def decide(uniforms: Tensor) -> Tensor:
@@ -182,13 +181,3 @@ def test_each_uniform_random_number_affects_the_sample_of_one_head() -> None:
         high[0, head] = 0.999
         moved = torch.nonzero(decide(high) != base).flatten().tolist()
         assert moved == [head]
-
-
-def test_get_action_names_head_and_environment_without_a_legal_value() -> None:
-    policy = policy_of(2)
-    masks = compute_batch_masks(SlotTable.empty(1, 2), space_of(2, blueprints=()))
-    uniforms = torch.full((1, NUM_HEADS), 0.999)
-    with pytest.raises(EmptyMaskError, match="head blueprint of environment 0"):
-        policy.get_action(
-            torch.zeros(1, 91), torch.full((1, 2), -1), policy.get_initial_hidden(1), masks, uniforms=uniforms
-        )

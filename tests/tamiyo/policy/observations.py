@@ -1,4 +1,4 @@
-"""Training signals with known values, and observations by column name."""
+"""Functions that return training signals with known values, and observations by column name."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,14 +31,14 @@ USUAL = {
 
 
 def signals_of(num_envs: int = 1, **changes: Any) -> TrainingSignals:
-    """Return training signals, the same for every environment; arguments override the default values."""
+    """Return training signals that are equal in every environment; arguments override default values."""
     return arranged(
         {name: np.array([value] * num_envs) for name, value in (USUAL | changes).items()}, num_envs
     )
 
 
 def arranged(columns: dict[str, Any], num_envs: int) -> TrainingSignals:
-    """Return training signals with the given columns; all other facts have default values."""
+    """Return training signals with the given fields; all other fields have default values."""
     facts = facts_of(epoch=5, loss=9.0, score=62.5, num_envs=num_envs)
     own = {name: columns.pop(name) for name in [*columns] if hasattr(facts, name)}
     return TrainingSignals(facts=replace(facts, **own), **columns)
@@ -47,7 +47,7 @@ def arranged(columns: dict[str, Any], num_envs: int) -> TrainingSignals:
 def observe(
     table: SlotTable, signals: TrainingSignals | None = None
 ) -> tuple[list[dict[str, float]], list[list[int]]]:
-    """Return the observation of each environment by column name, and the blueprint indices."""
+    """Return the features of each environment by column name, and the blueprint indices."""
     signals = signals or signals_of(table.num_envs)
     obs, blueprints = batch_obs_to_features(signals, table, SlotConfig.of_count(table.num_slots))
     names = feature_names(table.num_slots)
@@ -72,7 +72,7 @@ EXTREMES = (np.nan, np.inf, -np.inf, 1e300, -1e300, 1e38, 0.0, -0.5, 0.7, 30.0)
 
 
 def wild(rng: np.random.Generator, *shape: int) -> FloatArray:
-    """Draw numbers from ``EXTREMES``."""
+    """Return an array of random numbers from ``EXTREMES``, such as NaN and infinity."""
     return rng.choice(EXTREMES, shape)
 
 

@@ -1,4 +1,4 @@
-"""Small policies, slot tables with all ops legal, and rollouts without an environment."""
+"""Functions that return small policies, slot tables, and rollouts without an environment."""
 
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ def busy_table(num_envs: int = 1) -> SlotTable:
 
 
 def policy_of(num_slots: int = 3, rng_seed: int = 0, **options: Any) -> FactoredRecurrentActorCritic:
-    """Return a small policy with noise added to its heads, so that its choices differ."""
+    """Return a small policy with noise added to the weights of its heads, so that its choices vary."""
     torch.manual_seed(rng_seed)
     size = get_feature_size(SlotConfig.of_count(num_slots), options.get("context", False))
     policy = FactoredRecurrentActorCritic(size, num_slots, **{"feature_dim": 32, "hidden_dim": 32, **options})
@@ -47,12 +47,12 @@ class Played(NamedTuple):
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Hidden, Tensor]:
-        """Arguments for ``evaluate_actions`` of the policy."""
+        """Arguments of ``evaluate_actions`` for the recorded decisions."""
         return self[:6]
 
 
 def play(policy: FactoredRecurrentActorCritic, fresh: Tensor, rng_seed: int = 0) -> Played:
-    """Return the decisions of a policy on random slot tables; ``fresh [env, step]`` marks episode starts."""
+    """Return a policy's decisions on random slot tables; ``fresh [env, step]`` is true at episode starts."""
     rng = np.random.default_rng(rng_seed)
     torch.manual_seed(rng_seed)
     num_envs, num_steps = fresh.shape

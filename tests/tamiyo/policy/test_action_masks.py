@@ -33,7 +33,7 @@ from tests.tamiyo.policy.small_policies import busy_table
 
 
 def chosen(op: int, slot: int = 0, speed: int = AlphaSpeed.FAST) -> Tensor:
-    """Return one action with op, slot and speed, on which the masks of later heads depend."""
+    """Return one action with op, slot and alpha speed, on which the masks of other heads depend."""
     row = torch.zeros(1, NUM_HEADS, dtype=torch.int64)
     row[0, Head.OP], row[0, Head.SLOT], row[0, Head.ALPHA_SPEED] = op, slot, speed
     return row
@@ -90,7 +90,7 @@ CANONICAL = {
 
 @pytest.mark.parametrize("op", LifecycleOp)
 @pytest.mark.parametrize("head", VALUES)
-def test_masks_allow_all_values_of_heads_that_the_op_reads_and_else_the_canonical_value(
+def test_masks_allow_all_values_of_heads_that_the_op_reads_and_one_value_of_heads_it_does_not_read(
     op: LifecycleOp, head: Head
 ) -> None:
     masks = busy_masks(auto_forward=False)
@@ -98,7 +98,7 @@ def test_masks_allow_all_values_of_heads_that_the_op_reads_and_else_the_canonica
     assert allowed(masks, head, chosen(op, slot=1)) == expected, "slot 1 is in HOLDING at full alpha"
 
 
-def test_masks_of_prune_at_alpha_zero_allow_only_canonical_speed_and_curve() -> None:
+def test_masks_of_prune_at_alpha_zero_allow_only_canonical_alpha_speed_and_alpha_curve() -> None:
     masks = busy_masks()
     assert allowed(masks, Head.ALPHA_SPEED, chosen(LifecycleOp.PRUNE, slot=2)) == [0]
     assert allowed(masks, Head.ALPHA_CURVE, chosen(LifecycleOp.PRUNE, slot=2)) == [0]
@@ -106,7 +106,7 @@ def test_masks_of_prune_at_alpha_zero_allow_only_canonical_speed_and_curve() -> 
 
 
 @pytest.mark.parametrize("op", [LifecycleOp.PRUNE, LifecycleOp.SET_ALPHA_TARGET])
-def test_masks_allow_only_the_canonical_curve_at_speed_instant(op: int) -> None:
+def test_masks_allow_only_the_canonical_alpha_curve_at_alpha_speed_instant(op: int) -> None:
     masks = busy_masks()
     assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.INSTANT)) == [0]
     assert allowed(masks, Head.ALPHA_CURVE, chosen(op, slot=1, speed=AlphaSpeed.SLOW)) == [0, 1, 2, 3, 4]
@@ -118,7 +118,7 @@ def test_blueprint_mask_allows_the_blueprints_of_the_host(blueprints: tuple[int,
     assert allowed(masks, Head.BLUEPRINT, chosen(LifecycleOp.GERMINATE)) == list(blueprints)
 
 
-def test_masks_of_one_environment_are_a_batch_of_one() -> None:
+def test_masks_of_one_environment_have_an_environment_axis_of_length_1() -> None:
     table = SlotTable.empty(3, 4)
     put(table, 1, Stage.HOLDING, env=1, age=9, alpha=1.0, contribution=1.0)
     masks = compute_action_masks(table, 1, space_of(4))
@@ -136,7 +136,7 @@ def test_masks_do_not_change_when_the_slot_table_changes_later() -> None:
     assert masks.stages.tolist() == [[1, 1]]
 
 
-def test_empty_mask_error_names_environment_and_stages() -> None:
+def test_empty_mask_error_reports_environment_and_stages() -> None:
     table = SlotTable.empty(2, 2)
     put(table, 0, Stage.EMBARGOED, env=1)
     put(table, 1, Stage.TRAINING, env=1)
@@ -168,7 +168,7 @@ def test_actions_sampled_under_the_masks_are_legal_and_canonical(
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 8])
-def test_the_mask_of_a_head_has_one_column_per_value(num_slots: int) -> None:
+def test_mask_of_a_head_has_one_column_per_value_of_the_head(num_slots: int) -> None:
     masks = compute_batch_masks(SlotTable.empty(2, num_slots), space_of(num_slots))
     waiting = torch.from_numpy(np.tile(CANONICAL_ACTION, (2, 1)))
     widths = [masks.of_head(head, waiting).expand(2, -1).shape for head in Head]

@@ -1,4 +1,4 @@
-"""Policy checkpoints: save and load, atomic replacement, and errors for damaged or unfit files."""
+"""Policy checkpoints: save and load, atomic replacement, and errors for damaged files."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from esper.files import atomic_write
 from esper.files.atomic_write import SaveError, write_durably
 from esper.leyline.errors import EsperError
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
@@ -25,6 +26,7 @@ from esper.tamiyo.policy.checkpoint import (
     save_tensors,
     seal,
 )
+from tests.integration.training import full_disk
 from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import bits
 
@@ -50,7 +52,7 @@ def weights(policy: FactoredRecurrentActorCritic) -> Any:
         {"critic": "op_value", "conditioned": False, "recurrent": False, "hold_heads": ("op",)},
     ],
 )
-def test_loaded_policy_equals_the_saved_one_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
+def test_loaded_policy_equals_the_saved_policy_bit_for_bit(options: dict[str, Any], tmp_path: Path) -> None:
     policy = policy_of(4, **options)
     save_policy(policy, tmp_path / "a" / "policy")
     loaded = load_policy(tmp_path / "a" / "policy")
@@ -70,7 +72,7 @@ def test_load_policy_does_not_change_the_global_random_generator(saved: Path) ->
 
 
 class KilledError(BaseException):
-    """Raised by a test to simulate the end of the process."""
+    """Error that a test raises to simulate the end of the process."""
 
 
 def stop_at_replacement(monkeypatch: pytest.MonkeyPatch, number: int, after: bool) -> None:
@@ -107,7 +109,7 @@ def test_policy_is_loadable_after_a_kill_at_any_point_of_its_replacement(
 def test_load_policy_retries_when_a_writer_replaces_the_policy(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replaces the policy after its description is read and before its weights are read."""
+    """Replace the policy between the read of its description and the read of its weights."""
     new = policy_of(3, rng_seed=1)
     read = checkpoint.read_bytes
 
@@ -126,7 +128,7 @@ def test_load_policy_retries_when_a_writer_replaces_the_policy(
 
 
 @pytest.mark.parametrize("file", ["policy.json", "policy.safetensors"])
-def test_checkpoint_error_names_the_missing_file(file: str, saved: Path) -> None:
+def test_checkpoint_error_reports_the_missing_file(file: str, saved: Path) -> None:
     (saved / file).unlink()
     with pytest.raises(CheckpointError, match=f"holds no checkpoint: {file} is missing"):
         load_policy(saved)
@@ -153,7 +155,7 @@ def test_edited_description_of_a_policy_fails_the_digest_check(
         load_policy(saved)
 
 
-def test_policy_file_with_damage_raises_or_loads_unchanged_weights(saved: Path) -> None:
+def test_damaged_policy_file_raises_checkpoint_error_or_loads_unchanged_weights(saved: Path) -> None:
     good = load_policy(saved)
     rng = random.Random(0)
     refused = 0
@@ -174,7 +176,7 @@ def test_policy_file_with_damage_raises_or_loads_unchanged_weights(saved: Path) 
     assert refused > 45
 
 
-def test_error_for_a_policy_with_other_features_names_the_features(
+def test_error_for_a_policy_whose_features_differ_from_this_version_lists_the_different_features(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = checkpoint.feature_names
@@ -197,7 +199,7 @@ def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
     return saved
 
 
-def test_error_for_a_policy_of_equal_size_with_other_features_names_the_features(saved: Path) -> None:
+def test_error_for_a_policy_file_with_a_renamed_feature_lists_both_names(saved: Path) -> None:
     renamed = spoilt(saved, lambda d: d["features"].__setitem__(d["features"].index("plateau"), "mood"))
     with pytest.raises(CheckpointError, match="only in the policy: mood; only in this version: plateau;"):
         load_policy(renamed)
@@ -246,7 +248,7 @@ def test_invalid_policy_description_raises_an_error_of_one_line(
         (lambda t: t.clear(), "do not fit"),
     ],
 )
-def test_checkpoint_error_names_the_first_tensor_that_does_not_fit(
+def test_checkpoint_error_reports_the_first_tensor_that_does_not_fit(
     change: Callable[[dict[str, torch.Tensor]], object], message: str, saved: Path
 ) -> None:
     tensors = load_tensors(saved / "policy.safetensors")
@@ -257,13 +259,13 @@ def test_checkpoint_error_names_the_first_tensor_that_does_not_fit(
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b'{"a": \xff}', b"[" * 100_000])
-def test_invalid_json_raises_checkpoint_error(content: bytes, tmp_path: Path) -> None:
+def test_invalid_json_in_a_checkpoint_file_raises_checkpoint_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "file.json").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"file\.json"):
         read_json(tmp_path / "file.json")
 
 
-def test_unreadable_file_raises_checkpoint_error(tmp_path: Path) -> None:
+def test_unreadable_checkpoint_file_raises_checkpoint_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be read: Is a directory"):
         read_json(tmp_path)
 
@@ -279,7 +281,7 @@ def sealed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_seal_that_lists_other_files_raises_checkpoint_error(sealed: Path) -> None:
+def test_seal_file_that_lists_other_files_than_expected_raises_checkpoint_error(sealed: Path) -> None:
     with pytest.raises(CheckpointError, match=r"seal\.json' is damaged: it must name one$"):
         check_seal(sealed, ["one"])
     (sealed / "seal.json").unlink()
@@ -287,13 +289,39 @@ def test_seal_that_lists_other_files_raises_checkpoint_error(sealed: Path) -> No
         check_seal(sealed, ["one", "two"])
 
 
-def test_failed_write_keeps_the_old_file_and_leaves_no_partial_file(tmp_path: Path) -> None:
+def test_failed_durable_write_keeps_the_old_file_and_leaves_no_partial_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "file"
     write_durably(file, b"old")
-    (tmp_path / "file.partial").symlink_to("/dev/full")
-    with pytest.raises(SaveError, match="file' cannot be written: No space left on device"):
-        write_durably(file, b"new")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(SaveError, match="file' cannot be written: No space left on device"):
+            write_durably(file, b"new")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert file.read_bytes() == b"old"
     write_durably(file, b"new")
     assert file.read_bytes() == b"new"
+
+
+def test_durable_write_goes_through_no_link_in_place_of_file_or_partial_file(tmp_path: Path) -> None:
+    victim, folder = tmp_path / "victim", tmp_path / "folder"
+    victim.write_bytes(b"thesis")
+    folder.mkdir()
+    for name in ("file", "file.partial"):
+        (folder / name).symlink_to(victim)
+    write_durably(folder / "file", b"new")
+    assert victim.read_bytes() == b"thesis"
+    assert not (folder / "file").is_symlink()
+
+
+def test_durable_write_refuses_a_link_that_was_planted_at_its_partial_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victim, partial = tmp_path / "victim", tmp_path / "guessed"
+    victim.write_bytes(b"thesis")
+    partial.symlink_to(victim)
+    monkeypatch.setattr(atomic_write, "partial_of", lambda path: partial)
+    with pytest.raises(SaveError, match="File exists"):
+        write_durably(tmp_path / "file", b"new")
+    assert victim.read_bytes() == b"thesis"

@@ -7,16 +7,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.leyline import SlotTable
+from esper.leyline import NUM_HEADS, SlotTable
 from esper.leyline.factored_actions import IntArray
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.controller import PolicyController
-from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.controller import PolicyController, decide
+from esper.tamiyo.policy.distributions import EmptyMaskError
+from esper.tamiyo.policy.features import batch_obs_to_features, get_feature_size
+from esper.tamiyo.policy.observer import Observation
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
 from tests.tamiyo.policy.small_policies import policy_of
 from tests.tolaria.building import bits
+from tests.tolaria.reads import counted_reads
 
 ENVS, STEPS, SLOTS = 3, 6, 4
 SPACE = space_of(SLOTS, auto_forward=False)
@@ -81,7 +84,7 @@ def test_reset_of_a_policy_controller_clears_trends_and_lstm_state(
 
     monkeypatch.setattr(policy, "get_action", watched)
     controller = PolicyController(SPACE, ENVS, policy)
-    # Starts at epoch 3, since trends restart at epoch 0 even without a reset.
+    # The test starts at epoch 3, because at epoch 0 trends restart even without a reset.
     first = decided(controller, tables(), first=3)
     shown_first = shown.copy()
     for rng_seed in range(1, 4):
@@ -92,7 +95,7 @@ def test_reset_of_a_policy_controller_clears_trends_and_lstm_state(
         assert shown == shown_first
 
 
-def test_decide_changes_neither_policy_weights_nor_the_global_random_generator(
+def test_decision_of_a_policy_controller_changes_neither_weights_nor_the_global_random_generator(
     policy: FactoredRecurrentActorCritic,
 ) -> None:
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
@@ -103,3 +106,52 @@ def test_decide_changes_neither_policy_weights_nor_the_global_random_generator(
     assert torch.equal(torch.rand(3), expected)
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
     assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+# --- one copy from the policy's device ------------------------------------------------------------------
+
+
+def observed(envs: int) -> Observation:
+    """Return random observations of environments with random slot tables."""
+    table, torch_stream = random_table(np.random.default_rng(0), envs, SLOTS), torch.Generator()
+    features = torch.randn(envs, get_feature_size(SPACE.slot_config), generator=torch_stream)
+    return Observation(features, torch.from_numpy(table.blueprint), compute_batch_masks(table, SPACE))
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_decisions_of_any_number_of_environments_are_read_from_the_device_once(
+    sampled: bool, policy: FactoredRecurrentActorCritic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uniforms = torch.rand(7, NUM_HEADS) if sampled else None
+    seen, hidden = observed(7), policy.get_initial_hidden(7)
+    for at_once in (None, 2):
+        with counted_reads(monkeypatch) as reads:
+            decide(policy, seen, hidden, uniforms, at_once=at_once)
+        assert reads.calls == ["cpu"]
+
+
+def test_decisions_of_two_environments_at_once_are_bit_equal_to_those_of_pairs_alone(
+    policy: FactoredRecurrentActorCritic,
+) -> None:
+    seen, uniforms = observed(7), torch.rand(7, NUM_HEADS)
+    h, c = (torch.randn(state.shape) for state in policy.get_initial_hidden(7))
+    together = decide(policy, seen, (h, c), uniforms, at_once=2)
+    for first in (0, 2, 4, 6):
+        pair = slice(first, first + 2)
+        alone = decide(policy, seen.of_envs(pair), (h[:, pair], c[:, pair]), uniforms[pair])
+        assert bits(list(alone[:5])) == bits([column[pair] for column in together[:5]])
+        assert bits(list(alone.hidden)) == bits([state[:, pair] for state in together.hidden])
+
+
+def test_decide_raises_with_head_and_environment_if_a_head_has_no_legal_value(
+    policy: FactoredRecurrentActorCritic,
+) -> None:
+    seen = observed(1)
+    masks = compute_batch_masks(SlotTable.empty(1, SLOTS), space_of(SLOTS, blueprints=()))
+    with pytest.raises(EmptyMaskError, match="head blueprint of environment 0"):
+        decide(
+            policy,
+            seen._replace(masks=masks),
+            policy.get_initial_hidden(1),
+            torch.full((1, NUM_HEADS), 0.999),
+        )

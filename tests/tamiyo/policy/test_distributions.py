@@ -52,7 +52,9 @@ def test_single_legal_value_has_zero_entropy_log_prob_and_gradient() -> None:
         (1.0 - 2.0**-24, 3),  # Largest number that torch.rand returns.
     ],
 )
-def test_sampling_inverts_the_cumulative_distribution(uniform: float, value: int) -> None:
+def test_sample_is_the_smallest_value_whose_cumulative_probability_exceeds_the_uniform_number(
+    uniform: float, value: int
+) -> None:
     assert MaskedCategorical(LOGITS, MASK).sample(torch.tensor(uniform)).item() == value
 
 
@@ -93,7 +95,7 @@ def test_logits_of_any_precision_are_evaluated_in_float32(dtype: torch.dtype) ->
     assert torch.isfinite(distribution.entropy())
 
 
-def test_gradients_are_finite_and_zero_for_masked_logits() -> None:
+def test_gradients_of_masked_categorical_are_finite_and_zero_for_masked_logits() -> None:
     logits = LOGITS.clone().requires_grad_()
     distribution = MaskedCategorical(logits, MASK)
     (distribution.log_prob(torch.tensor(0)) + distribution.entropy()).backward()
@@ -103,7 +105,7 @@ def test_gradients_are_finite_and_zero_for_masked_logits() -> None:
     assert (logits.grad[MASK] != 0.0).all()
 
 
-def test_row_without_a_legal_value_raises_with_its_index() -> None:
+def test_masked_categorical_without_a_legal_value_raises_with_the_index_of_the_row() -> None:
     mask = torch.ones(2, 3, 4, dtype=torch.bool)
     mask[1, 2] = False
     with pytest.raises(EmptyMaskError, match=r"row \[1, 2\]"):

@@ -1,4 +1,4 @@
-"""The step loop uses integer arrays and never builds a ``FactoredAction``."""
+"""Rollouts represent actions as integer arrays and never build a ``FactoredAction``."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -18,7 +18,7 @@ WAIT = FactoredAction.from_indices(CANONICAL_ACTION)
 
 
 class ObjectBuiltError(AssertionError):
-    """Raised when a ``FactoredAction`` is built."""
+    """Error that is raised when a ``FactoredAction`` is built."""
 
 
 @pytest.fixture(autouse=True)

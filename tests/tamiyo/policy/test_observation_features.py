@@ -32,7 +32,7 @@ SLOT_NAMES = [
 
 
 @pytest.mark.parametrize(("slots", "size"), [(1, 61), (2, 91), (3, 121), (4, 151), (5, 181), (8, 271)])
-def test_an_observation_has_31_columns_and_30_per_slot(slots: int, size: int) -> None:
+def test_observation_has_31_columns_and_30_more_per_slot(slots: int, size: int) -> None:
     config = SlotConfig.of_count(slots)
     obs, blueprints = batch_obs_to_features(signals_of(2), SlotTable.empty(2, slots), config)
     assert get_feature_size(config) == size
@@ -51,14 +51,14 @@ def test_features_of_host_and_episode_have_the_expected_values() -> None:
     (row,), _ = observe(table)
     ln11 = math.log(11.0)
     expected = {
-        "progress": 0.25,  # Epoch 5 of 20.
+        "progress": 0.25,  # Epoch 5 is a quarter of 20 epochs.
         "loss": math.log(10.0) / ln11,
         "loss_delta": 0.25,
         "score": 0.625,
         "score_delta": -0.3,
         "plateau": 0.2,
         "stabilised": 1.0,
-        "losses_0": 1.0,  # Loss 10 scaled to ln(1 + 10) / ln 11.
+        "losses_0": 1.0,  # A loss of 10 is scaled to ln(1 + 10) / ln 11.
         "losses_1": math.log(10.0) / ln11,
         "losses_2": math.log(9.0) / ln11,
         "losses_3": math.log(8.0) / ln11,
@@ -70,7 +70,7 @@ def test_features_of_host_and_episode_have_the_expected_values() -> None:
         "scores_4": 0.5,
         "best_score": 0.7,
         "best_loss": math.log(7.0) / ln11,
-        "parameter_use": 0.75,  # Share of the parameter budget on a log scale: ln 1000 / ln 10000.
+        "parameter_use": 0.75,  # The network has 999 of 9,999 allowed parameters: ln 1000 / ln 10000.
         "slot_use": 2 / 3,
         "share_training": 0.0,
         "share_blending": 1 / 3,
@@ -102,7 +102,7 @@ BLENDING = {
 }
 
 
-def test_slot_features_have_the_expected_values() -> None:
+def test_slot_features_of_a_seed_in_blending_have_the_expected_values() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.FOSSILIZED, alpha=1.0, blueprint=3)
     put(table, 1, Stage.BLENDING, **BLENDING)
@@ -113,13 +113,13 @@ def test_slot_features_have_the_expected_values() -> None:
         **{f"stage_{stage}": float(stage == 4) for stage in range(10)},
         "alpha": 0.4,
         "alpha_target": 1.0,
-        "alpha_mode": 0.5,  # UP
-        "alpha_velocity": 0.2,  # Alpha has to rise by 0.6 in 3 epochs.
-        "time_to_target": 0.375,  # Ramp has 3 epochs left, of a scale of 8 epochs.
-        "operator": 1.0,  # GATE
+        "alpha_mode": 0.5,  # A rising alpha is encoded as 0.5.
+        "alpha_velocity": 0.2,  # Alpha velocity per epoch: alpha has to rise by 0.6 in 3 epochs.
+        "time_to_target": 0.375,  # Time to target: the alpha ramp has 3 epochs left, divided by 8.
+        "operator": 1.0,  # The operator of style gated_gate is encoded as 1.
         "contribution": 0.2,
         "contribution_velocity": -0.05,
-        "epochs_in_stage": 0.1,  # 2 of 20 epochs were spent in the stage.
+        "epochs_in_stage": 0.1,  # The seed has spent 2 of 20 epochs in its stage.
         "gradient_norm": 0.3,
         "gradient_health": 0.9,
         "previous_health": 0.8,
@@ -129,7 +129,7 @@ def test_slot_features_have_the_expected_values() -> None:
         "strongest_boost": 0.5,
         "upstream_alpha": 1 / 3,
         "downstream_alpha": 0.5 / 3,
-        "freshness": 0.990025,  # Freshness decays by 0.995 per epoch, over two epochs.
+        "freshness": 0.990025,  # The freshness of a measurement decays to 0.995² in two epochs.
     }
     assert {name: row[f"slot1.{name}"] for name in SLOT_NAMES} == pytest.approx(expected, abs=1e-6)
     assert blueprints == [3, 7, 3]
@@ -138,16 +138,16 @@ def test_slot_features_have_the_expected_values() -> None:
 @pytest.mark.parametrize(
     ("column", "changes", "expected"),
     [
-        ("alpha_mode", {"alpha_from": 1.0, "alpha_target": 0.0}, 1.0),  # DOWN
+        ("alpha_mode", {"alpha_from": 1.0, "alpha_target": 0.0}, 1.0),  # A falling alpha is encoded as 1.
         ("alpha_velocity", {"alpha_from": 1.0, "alpha": 0.75, "alpha_target": 0.0}, -0.25),
-        ("alpha_mode", {"ramp_elapsed": 5}, 0.0),  # HOLD
+        ("alpha_mode", {"ramp_elapsed": 5}, 0.0),  # A constant alpha is encoded as 0.
         ("alpha_velocity", {"ramp_elapsed": 5}, 0.0),
         ("time_to_target", {"ramp_elapsed": 5}, 0.0),
-        # A ramp with 16 epochs left is clipped to the scale of 8.
+        # The time to target of an alpha ramp with 16 epochs left is clipped to 8 epochs.
         ("time_to_target", {"ramp_epochs": 18}, 1.0),
         ("operator", {"style": 0}, 0.0),
-        ("operator", {"style": 1}, 0.5),  # MULTIPLY
-        ("operator", {"style": 2}, 0.0),  # Style SIGMOID_ADD has the operator ADD.
+        ("operator", {"style": 1}, 0.5),  # The operator of style linear_multiply is encoded as 0.5.
+        ("operator", {"style": 2}, 0.0),  # Style sigmoid_add adds the delta, like style linear_add.
         ("contribution", {"contribution": 25.0}, 1.0),
         ("contribution", {"contribution": -25.0}, -1.0),
         ("contribution_velocity", {"contribution_velocity": 25.0}, 1.0),
@@ -173,7 +173,7 @@ def test_slot_features_are_scaled_and_clipped(column: str, changes: dict[str, An
     assert row[f"slot0.{column}"] == pytest.approx(expected)
 
 
-def test_neighbour_alphas_saturate_at_a_sum_of_three() -> None:
+def test_features_upstream_alpha_and_downstream_alpha_reach_their_maximum_at_a_total_alpha_of_three() -> None:
     table = SlotTable.empty(1, 5)
     for slot in range(5):
         put(table, slot, Stage.HOLDING, alpha=1.0)
@@ -186,7 +186,7 @@ def test_neighbour_alphas_saturate_at_a_sum_of_three() -> None:
     assert row["slot1.upstream_alpha"] == 0.0, "an alpha outside of the forward pass does not count"
 
 
-def test_features_of_missing_measurements_are_zero() -> None:
+def test_slot_features_of_missing_measurements_are_zero() -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, blueprint=1)
     (row,), _ = observe(table)
@@ -206,7 +206,7 @@ def test_features_of_missing_measurements_are_zero() -> None:
         ({"last_success": True}, "last_success", 1.0),
         ({"val_loss": 1e9}, "loss", 2.0),
         ({"val_loss": 0.0}, "loss", 0.0),
-        # Features of a diverged host have the worst value of their allowed range.
+        # Non-finite losses and scores of a diverged host are encoded as a bad loss or score.
         ({"val_loss": np.nan}, "loss", 2.0),
         ({"val_loss": np.inf}, "loss", 2.0),
         ({"best_loss": np.nan}, "best_loss", 2.0),
@@ -227,7 +227,7 @@ def test_base_features_are_clipped_to_their_range(
     assert row[column] == pytest.approx(expected)
 
 
-def test_features_of_an_empty_slot_are_zero_for_any_table_values() -> None:
+def test_features_of_an_empty_slot_are_zero_for_any_values_in_the_slot_table() -> None:
     table = SlotTable.empty(1, 3)
     put(table, 0, Stage.HOLDING, **BLENDING)
     put(table, 1, Stage.DORMANT, **(BLENDING | {"blueprint": -1}))
@@ -237,7 +237,7 @@ def test_features_of_an_empty_slot_are_zero_for_any_table_values() -> None:
     assert blueprints.tolist() == [[7, -1, -1]]
 
 
-def test_slot_under_embargo_has_active_stage_and_epochs_in_stage() -> None:
+def test_features_of_an_embargoed_slot_are_zero_except_active_flag_stage_and_epochs_in_stage() -> None:
     table = SlotTable.empty(1, 2)
     put(table, 1, Stage.EMBARGOED, epochs_in_stage=2)
     (row,), (blueprints,) = observe(table)
@@ -250,11 +250,11 @@ def test_slot_under_embargo_has_active_stage_and_epochs_in_stage() -> None:
 
 
 CONTEXT = {
-    "trend": 5 / 3,  # Loss 9 falls by 1 per step and 15 steps are left: 15 / 9.
-    "gap": 1 / 3,  # Gap of validation loss 9 and training loss 6: (9 - 6) / 9.
+    "trend": 5 / 3,  # The loss 9 is predicted to fall by 1 in each of 15 remaining steps: 15 / 9.
+    "gap": 1 / 3,  # Relative gap between validation loss 9 and training loss 6: (9 - 6) / 9.
     "candidate_cost": 0.5 * math.log2(1.75),
-    "minibatches_left": 1.0,  # 1023 minibatches are left: log2(1 + 1023) / 10.
-    "newborn_gradient": 0.5 * math.log(0.5),  # The youngest seed, in slot 1, has gradient norm ratio 0.5.
+    "minibatches_left": 1.0,  # The 1023 minibatches that are left are encoded as log2(1 + 1023) / 10.
+    "newborn_gradient": 0.5 * math.log(0.5),  # The youngest seed (slot 1) has gradient norm ratio 0.5.
     "gain_ratio": 0.75,
 }
 

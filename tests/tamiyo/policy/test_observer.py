@@ -53,10 +53,10 @@ def test_padded_slots_are_empty_and_have_no_legal_op(rng_seed: int, sizes: tuple
 
 
 SHARES = ("slot_use", "share_")
-"""Prefixes of the names of features that are shares of the policy's slots."""
+"""Prefixes of feature names; these features are numbers of slots divided by the policy's capacity."""
 
 
-def test_features_with_shares_of_slots_are_relative_to_the_policy_capacity() -> None:
+def test_feature_slot_use_is_halved_if_the_policys_capacity_is_twice_the_number_of_slots() -> None:
     table, facts = random_episodes(1, 3), facts_of(4, num_envs=ENVS)
     column = feature_names(3).index("slot_use")
     shares = [
@@ -114,7 +114,7 @@ def test_reset_clears_the_trends_of_the_observer() -> None:
     assert not torch.equal(later, fresh)
 
 
-def test_more_slots_than_capacity_raise_capacity_error() -> None:
+def test_model_with_more_slots_than_the_policys_capacity_raises_capacity_error() -> None:
     sentence = (
         "a policy with room for 3 slots cannot serve a host with 4; train one with --capacity 4 or more"
     )

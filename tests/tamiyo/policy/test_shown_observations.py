@@ -1,4 +1,4 @@
-"""``PolicyController`` that is shown the observations of another episode."""
+"""``PolicyController`` whose policy receives recorded observations of another episode."""
 
 import numpy as np
 import pytest
@@ -25,20 +25,20 @@ def tables(rng_seed: int) -> list[SlotTable]:
 
 
 def decided(controller: Controller, seen: list[SlotTable], fall: float) -> list[Decisions]:
-    """Return the decisions in an episode whose loss falls by ``fall`` per step."""
+    """Return the policy's decisions in an episode whose loss falls by ``fall`` per step."""
     controller.reset(0)
     return [
         controller.decide(facts_of(step, loss=5.0 - fall * step), table) for step, table in enumerate(seen)
     ]
 
 
-def test_policy_shown_observations_of_another_episode_repeats_the_decisions_of_that_episode(policy):
+def test_policy_that_is_shown_observations_of_another_episode_repeats_the_decisions_of_that_episode(policy):
     other = PolicyController(SPACE, 1, policy)
     there = decided(other, tables(0), fall=0.3)
     shuffled = PolicyController(SPACE, 1, policy, shown=list(other.observations))
     for controller, fall in (
         (PolicyController(SPACE, 1, policy), 0.3),
-        (shuffled, -0.2),  # The policy is not shown its own loss curve.
+        (shuffled, -0.2),  # The observations of the present episode are not shown to the policy.
         (shuffled, 0.1),
     ):
         found = decided(controller, tables(0), fall)
@@ -48,7 +48,7 @@ def test_policy_shown_observations_of_another_episode_repeats_the_decisions_of_t
     assert [one.outputs for one in reacting] != [one.outputs for one in there]
 
 
-def test_actions_are_legal_with_observations_of_a_shorter_episode(policy):
+def test_policy_that_is_shown_a_shorter_episode_takes_legal_actions_in_the_present_episode(policy):
     other = PolicyController(SPACE, 1, policy)
     decided(other, tables(0)[:5], fall=0.3)
     assert len(other.observations) == 5

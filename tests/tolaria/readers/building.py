@@ -1,4 +1,4 @@
-"""Writers of small data files that share no code with the readers, and functions that damage files."""
+"""Writers of small data files, independent of the readers under test, and functions that damage files."""
 
 import gzip
 import random
@@ -37,7 +37,7 @@ def idx_bytes(values: Bytes) -> bytes:
 
 
 def mnist_like(train: int = 5, test: int = 3, height: int = 2, width: int = 3) -> dict[str, Bytes]:
-    """Return the four arrays of an MNIST-like data set by file name."""
+    """Return images and labels for training and test of an MNIST-like data set, by file name."""
     shapes = ((train, height, width), (train,), (test, height, width), (test,))
     return {
         name: random_bytes(*shape, below=256 if len(shape) == 3 else 10, rng_seed=place)
@@ -52,7 +52,7 @@ def write_mnist_like(folder: Path, arrays: dict[str, Bytes], *, packed: bool = F
 
 
 def write_cifar(folder: Path, records: int) -> dict[str, tuple[Bytes, Bytes]]:
-    """Write binary batches record by record; return labels and images by file name."""
+    """Write binary batches of CIFAR-10 record by record; return labels and images by file name."""
     written = {}
     for place, name in enumerate(CIFAR_NAMES):
         labels = random_bytes(records, below=10, rng_seed=place)
@@ -70,7 +70,7 @@ def png_chunk(name: bytes, content: bytes) -> bytes:
 
 
 def png_bytes(pixels: Bytes) -> bytes:
-    """Return a PNG of pixels [H, W] (grey) or [H, W, 3] (RGB), encoded without Pillow."""
+    """Return a PNG of pixels [height, width] (grey) or [height, width, channel] (RGB), not made by Pillow."""
     height, width = pixels.shape[:2]
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if pixels.ndim == 2 else 2, 0, 0, 0)
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)
@@ -79,7 +79,7 @@ def png_bytes(pixels: Bytes) -> bytes:
 
 
 def image_bytes(pixels: Bytes, kind: str, mode: str | None = None, **options: object) -> bytes:
-    """Return pixels [H, W] or [H, W, 3] as a file encoded by Pillow."""
+    """Return pixels [height, width] or [height, width, channel] as a file encoded by Pillow."""
     image = Image.fromarray(pixels)
     if mode is not None:
         image = image.convert(mode)
@@ -95,12 +95,12 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def cuts(content: bytes) -> list[bytes]:
-    """Return prefixes of the content: empty, one byte, one half, all but one byte."""
+    """Return truncated copies of a file's content: empty, one byte, one half, all but one byte."""
     return [content[:length] for length in (0, 1, len(content) // 2, len(content) - 1)]
 
 
 def flips(content: bytes, count: int, rng_seed: int = 0) -> Iterator[bytes]:
-    """Yield ``count`` copies of the content with one random bit flipped in each."""
+    """Yield ``count`` copies of a file's content with one random bit flipped in each."""
     rng = random.Random(rng_seed)
     for bit in rng.sample(range(8 * len(content)), count):
         damaged = bytearray(content)
@@ -110,7 +110,7 @@ def flips(content: bytes, count: int, rng_seed: int = 0) -> Iterator[bytes]:
 
 @contextmanager
 def refused(*parts: str) -> Iterator[None]:
-    """Expect a DataError with a message of one line that contains all ``parts``."""
+    """Expect a ``DataError`` whose message has one line and contains all ``parts``."""
     with pytest.raises(DataError) as caught:
         yield
     sentence = str(caught.value)
@@ -120,5 +120,5 @@ def refused(*parts: str) -> Iterator[None]:
 
 
 def denied(*_: object, **__: object) -> None:
-    """Replace a system call by a PermissionError, because root has all permissions."""
+    """Raise PermissionError in place of a system call, because tests may run as root, who has all rights."""
     raise PermissionError(13, "Permission denied")

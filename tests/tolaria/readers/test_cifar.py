@@ -1,4 +1,4 @@
-"""CIFAR-10 in binary batches."""
+"""Reader of CIFAR-10 in binary batches."""
 
 import os
 from pathlib import Path
@@ -24,18 +24,18 @@ def test_cifar_records_are_read_as_written_in_the_order_of_the_batches(tmp_path:
 
 def test_default_number_of_records_per_cifar_file_is_ten_thousand(tmp_path: Path) -> None:
     (tmp_path / "data_batch_1.bin").touch()
-    # The sparse file reads as records with label 0 and black pixels.
+    # This sparse file is read as records with label 0 and black pixels.
     os.truncate(tmp_path / "data_batch_1.bin", 9_999 * 3073)
     with refused(f"'{tmp_path / 'data_batch_1.bin'}' holds 30726927 bytes", "10000 × 3073 = 30730000"):
         read_cifar_binary(tmp_path)
     os.truncate(tmp_path / "data_batch_1.bin", 10_000 * 3073)
-    # The first file has the right size, so the second file is the first missing one.
+    # The first CIFAR file now has the right size, so the error names the second file, which is missing.
     with refused(f"'{tmp_path / 'data_batch_2.bin'}' does not exist"):
         read_cifar_binary(tmp_path)
 
 
 @pytest.mark.parametrize("name", [CIFAR_NAMES[0], CIFAR_NAMES[-1]])
-def test_missing_file_wrong_length_and_wrong_label_are_refused_with_the_path(
+def test_cifar_files_that_are_missing_of_wrong_length_or_with_a_wrong_label_are_refused_by_path(
     tmp_path: Path, name: str
 ) -> None:
     write_cifar(tmp_path, records=2)

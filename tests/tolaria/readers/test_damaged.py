@@ -1,4 +1,4 @@
-"""Damaged files of every format are refused, or read as other data of the same shape."""
+"""Damaged data files of every format are refused, or read as other data of the same shape."""
 
 import gzip
 from collections.abc import Callable
@@ -78,12 +78,13 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Tensor], tuple
         for kind in KINDS
     },
 }
-"""For each format: writer, reader, shape of the data, and number of bit-flipped files that may be readable.
+"""For each file format: function that writes a file, function that reads it, shape of the data, and allowed
+numbers of files that stay readable after a bit flip.
 """
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_damaged_file_is_refused_or_read_as_other_data_of_the_same_shape(
+def test_damaged_data_file_is_refused_or_read_as_other_data_of_the_same_shape(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     make, read, shape, readable = READERS[name]

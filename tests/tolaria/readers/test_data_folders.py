@@ -20,21 +20,23 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Set $XDG_DATA_DIRS to two folders, the second one without ``datasets``."""
+    """Set $XDG_DATA_DIRS to two folders, of which only the first has a folder ``datasets``."""
     (tmp_path / "one" / "datasets").mkdir(parents=True)
     (tmp_path / "two").mkdir()
     monkeypatch.setenv("XDG_DATA_DIRS", f"{tmp_path / 'one'}:{tmp_path / 'two'}")
     return tmp_path / "one", tmp_path / "two"
 
 
-def test_esper_data_is_searched_before_shared_data_folders(own: Path, shared: tuple[Path, Path]) -> None:
+def test_data_sets_are_searched_in_esper_data_before_shared_data_folders(
+    own: Path, shared: tuple[Path, Path]
+) -> None:
     places = [own / "thing", shared[0] / "datasets" / "thing", shared[1] / "datasets" / "thing"]
     for place in reversed(places):
         place.mkdir(parents=True)
         assert find_data("thing", HINT) == place
 
 
-def test_refusal_of_a_missing_data_set_names_all_folders_and_the_hint(
+def test_error_for_a_missing_data_set_names_all_searched_folders_and_a_hint(
     own: Path, shared: tuple[Path, Path]
 ) -> None:
     looked = ", ".join(f"'{place}'" for place in (own / "x", *(entry / "datasets" / "x" for entry in shared)))
@@ -43,7 +45,7 @@ def test_refusal_of_a_missing_data_set_names_all_folders_and_the_hint(
 
 
 @pytest.mark.parametrize("unset", [None, ""])
-def test_unset_and_empty_data_folder_variables_use_the_defaults(
+def test_default_data_folders_are_searched_if_the_environment_variables_are_unset_or_empty(
     own: Path, shared: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, unset: str | None
 ) -> None:
     def forget(name: str) -> None:
@@ -63,13 +65,13 @@ def test_unset_and_empty_data_folder_variables_use_the_defaults(
         find_data("no-such-thing", HINT)
 
 
-def test_relative_and_empty_entries_of_data_folder_variables_are_ignored(
+def test_relative_and_empty_entries_of_the_environment_variables_for_data_folders_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: tuple[Path, Path]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ESPER_DATA", raising=False)
     monkeypatch.setenv("XDG_DATA_DIRS", f"::one:{shared[1]}:")
-    # The relative entry would find this folder.
+    # A search of the relative entry ``one`` of $XDG_DATA_DIRS would find this folder.
     (shared[0] / "datasets" / "x").mkdir()
     with refused(f"looked at '{shared[1]}/datasets/x' ($ESPER_DATA is not set): {HINT}"):
         find_data("x", HINT)
@@ -78,7 +80,7 @@ def test_relative_and_empty_entries_of_data_folder_variables_are_ignored(
         find_data("x", HINT)
 
 
-def test_dangling_link_and_file_in_place_of_a_folder_are_skipped(
+def test_search_for_a_data_set_skips_dangling_links_and_files_where_a_folder_is_expected(
     own: Path, shared: tuple[Path, Path]
 ) -> None:
     (own / "x").symlink_to(own / "nowhere")
@@ -91,7 +93,7 @@ def test_dangling_link_and_file_in_place_of_a_folder_are_skipped(
 
 
 @pytest.mark.usefixtures("shared")
-def test_nested_file_is_found_and_missing_permission_is_refused(
+def test_search_finds_a_nested_data_file_and_refuses_one_without_read_permission(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (own / "a").mkdir()

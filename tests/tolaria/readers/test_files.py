@@ -1,4 +1,4 @@
-"""File access: errors of the operating system become DataErrors."""
+"""Access to data files: errors of the operating system become ``DataError``."""
 
 import errno
 import os
@@ -12,14 +12,14 @@ from tests.tolaria.readers.building import denied, refused
 
 
 @pytest.mark.parametrize("look", [read_bytes, file_size, list_folder])
-def test_missing_path_is_refused(look: Callable[[Path, str], object], tmp_path: Path) -> None:
+def test_reading_a_missing_path_is_refused(look: Callable[[Path, str], object], tmp_path: Path) -> None:
     with refused(
         f"'{tmp_path / 'x'}' does not exist; a thing is expected there: put it there or name another path"
     ):
         look(tmp_path / "x", "a thing")
 
 
-def test_folder_in_place_of_a_file_and_file_in_place_of_a_folder_are_refused(tmp_path: Path) -> None:
+def test_reading_a_folder_as_a_file_or_a_file_as_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     for look, path, found in (
         (
@@ -42,7 +42,7 @@ def test_folder_in_place_of_a_file_and_file_in_place_of_a_folder_are_refused(tmp
     ("owner", "call", "look"),
     [(Path, "open", read_bytes), (Path, "stat", file_size), (os, "listdir", list_folder)],
 )
-def test_path_without_read_permission_is_refused(
+def test_reading_a_path_without_read_permission_is_refused(
     owner: object,
     call: str,
     look: Callable[[Path, str], object],
@@ -57,7 +57,7 @@ def test_path_without_read_permission_is_refused(
         look(tmp_path / "x", "a thing")
 
 
-def test_pipes_link_loops_and_invalid_paths_are_refused(tmp_path: Path) -> None:
+def test_reading_pipes_link_loops_and_invalid_paths_is_refused(tmp_path: Path) -> None:
     pipe, loop = tmp_path / "pipe", tmp_path / "x"
     os.mkfifo(pipe)
     with refused(f"'{pipe}' cannot be read (neither a file nor a folder); a thing is expected there"):
@@ -69,14 +69,14 @@ def test_pipes_link_loops_and_invalid_paths_are_refused(tmp_path: Path) -> None:
         list_folder(Path("a\0b"), "a thing")
 
 
-def test_disk_error_is_refused_with_its_reason_and_other_exceptions_propagate() -> None:
+def test_disk_error_becomes_a_data_error_with_its_reason_and_other_exceptions_propagate() -> None:
     with refused("'x' cannot be read (Input/output error)"), refusals(Path("x"), "a thing"):
         raise OSError(errno.EIO, "Input/output error")
     with pytest.raises(KeyError), refusals(Path("x"), "a thing"):
         raise KeyError
 
 
-def test_limit_bounds_the_number_of_bytes_read(tmp_path: Path) -> None:
+def test_read_bytes_reads_at_most_limit_bytes(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abcdef")
     assert [read_bytes(tmp_path / "x", "a thing", limit=limit) for limit in (4, 9, -1)] == [
         b"abcd", b"abcdef", b"abcdef",
@@ -84,7 +84,7 @@ def test_limit_bounds_the_number_of_bytes_read(tmp_path: Path) -> None:
     assert file_size(tmp_path / "x", "a thing") == 6
 
 
-def test_folder_is_listed_by_name_without_hidden_entries(tmp_path: Path) -> None:
+def test_list_folder_returns_entries_sorted_by_name_without_hidden_ones(tmp_path: Path) -> None:
     for name in ("b", ".hidden", "a10", "B", "a9"):
         (tmp_path / name).touch()
     assert [path.name for path in list_folder(tmp_path, "a thing")] == ["B", "a10", "a9", "b"]

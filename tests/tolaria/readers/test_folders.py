@@ -1,4 +1,4 @@
-"""Images in one folder per class."""
+"""Reader of images in one folder per class."""
 
 from pathlib import Path
 
@@ -11,12 +11,12 @@ from tests.tolaria.readers.building import png_bytes, refused, write_files
 
 
 def even(value: int, height: int = 2, width: int = 3) -> bytes:
-    """Return a grey PNG with all pixels of one value."""
+    """Return a grey PNG file in which all pixels have one value."""
     return png_bytes(np.full((height, width), value, np.uint8))
 
 
-def test_images_are_sorted_by_class_and_file_name(tmp_path: Path) -> None:
-    # Files are written in another order; names are sorted by character, so 10 precedes 2.
+def test_images_in_class_folders_are_sorted_by_class_and_file_name(tmp_path: Path) -> None:
+    # Files are written in another order than that of their names; sorted by character, name 10 precedes 2.
     write_files(
         tmp_path, {"dog/2": even(4), "cat/b": even(2), "dog/10": even(3), "ant/z": even(0), "cat/a": even(1)}
     )
@@ -28,13 +28,13 @@ def test_images_are_sorted_by_class_and_file_name(tmp_path: Path) -> None:
     assert read.images.shape == (5, 3, 2, 3)
 
 
-def test_hidden_entries_are_ignored(tmp_path: Path) -> None:
+def test_hidden_files_and_folders_among_class_folders_are_ignored(tmp_path: Path) -> None:
     write_files(tmp_path, {"a/1": even(5), "b/1": even(6)})
     write_files(tmp_path, {"a/.DS_Store": b"x", ".cache/x": b"x", ".hidden": b"x"})
     assert read_image_folder(tmp_path)[0].images.flatten(1).float().mean(1).tolist() == [5, 6]
 
 
-def test_train_and_test_folders_give_the_two_splits(tmp_path: Path) -> None:
+def test_folders_train_and_test_give_the_training_and_the_test_split(tmp_path: Path) -> None:
     write_files(
         tmp_path,
         {"train/cat/1": even(1), "train/cat/2": even(2), "train/dog/1": even(3)}
@@ -63,7 +63,7 @@ def test_train_and_test_folders_give_the_two_splits(tmp_path: Path) -> None:
         ({"train/a/1": even(0), "test/a/1": even(0, 3, 2)}, "images of 2 × 3 pixels in train and of 3 × 2"),
     ],
 )  # fmt: skip
-def test_invalid_class_folders_and_invalid_splits_are_refused(
+def test_invalid_class_folders_and_inconsistent_train_and_test_folders_are_refused(
     tmp_path: Path, files: dict[str, bytes], sentence: str
 ) -> None:
     write_files(tmp_path, files)

@@ -1,4 +1,4 @@
-"""IDX files, plain and compressed, and folders of four IDX files."""
+"""Readers of IDX files, plain and compressed, and of folders with four IDX files."""
 
 import gzip
 import os
@@ -22,7 +22,7 @@ from tests.tolaria.readers.building import (
     write_mnist_like,
 )
 
-# IDX file with element type 08, rank 2, sizes 2 and 3, and six values.
+# Content of an IDX file with element type 08, rank 2, sizes 2 and 3, and six values.
 LITERAL = bytes.fromhex("00000802 00000002 00000003 010203040506")
 Store = Callable[[bytes], bytes]
 
@@ -62,7 +62,7 @@ def test_idx_tensors_of_any_rank_are_read_as_written(
 
 
 def test_gzip_file_of_several_members_and_chunks_is_read_completely(path: Path) -> None:
-    """Check 2 MB that compress well and 1 MB that does not, in many chunks of 256 KiB."""
+    """Use 2 MB that compress well and 1 MB that does not, read in many chunks of 256 KiB."""
     written = np.concatenate([np.zeros(2 << 20, np.uint8), random_bytes(1 << 20)])
     content = idx_bytes(written)
     path.write_bytes(packed(content[:5]) + packed(b"") + packed(content[5:]))
@@ -92,14 +92,16 @@ def test_invalid_and_incomplete_idx_files_are_refused(
         read_idx(path)
 
 
-def test_refusal_of_a_cut_file_states_the_number_of_bytes(path: Path) -> None:
+def test_error_for_a_truncated_idx_file_states_the_number_of_bytes(path: Path) -> None:
     for content in (LITERAL[:17], packed(LITERAL[:17])):
         path.write_bytes(content)
         with refused(f"'{path}' promises 2 × 3 values in its header and holds 5 of 6 bytes"):
             read_idx(path)
 
 
-def test_gzip_with_wrong_checksum_trailing_bytes_or_double_compression_is_refused(path: Path) -> None:
+def test_gzip_idx_file_with_wrong_checksum_trailing_bytes_or_double_compression_is_refused(
+    path: Path,
+) -> None:
     whole = packed(LITERAL)
     for tail in (b"\x1f\x8b", b"garbage", packed(b"x")[:-1]):
         path.write_bytes(whole + tail)
@@ -121,8 +123,8 @@ def test_gzip_with_wrong_checksum_trailing_bytes_or_double_compression_is_refuse
     [
         (b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 100, "promises 4294967295"),
         (packed(b"\0\0\x08\3" + b"\xff" * 12 + b"\0" * 100), "promises 4294967295"),
-        # 100 KB of zeros compress to about 130 bytes. At gzip's largest ratio of 1032 these hold up to 134
-        # KB, so the header is possible and the file is read.
+        # 100 KB of zeros compress to about 130 bytes. At gzip's largest ratio of 1032, 130 bytes may contain
+        # 134 KB, so the size in the header is possible and the file is read.
         (
             packed(b"\0\0\x08\1" + struct.pack(">I", 120_000) + b"\0" * 100_000),
             "holds 100000 of 120000 bytes",
@@ -140,7 +142,7 @@ def test_idx_files_with_wrong_sizes_are_refused_before_memory_is_allocated(
 ) -> None:
     path.write_bytes(content)
     if content == LITERAL:
-        os.truncate(path, 1 << 30)  # a sparse file: one gigabyte long, one block on disk
+        os.truncate(path, 1 << 30)  # The sparse file is one gigabyte long, with one block on disk.
     tracemalloc.start()
     try:
         with refused(sentence):
@@ -154,7 +156,7 @@ def test_idx_files_with_wrong_sizes_are_refused_before_memory_is_allocated(
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
-def test_folder_of_four_files_is_read_as_written(tmp_path: Path, packed: bool) -> None:
+def test_folder_of_four_idx_files_is_read_as_written(tmp_path: Path, packed: bool) -> None:
     arrays = mnist_like(train=5, test=3, height=2, width=3)
     write_mnist_like(tmp_path, arrays, packed=packed)
     train, test = read_labelled_idx(tmp_path)
@@ -165,7 +167,9 @@ def test_folder_of_four_files_is_read_as_written(tmp_path: Path, packed: bool) -
         assert part.labels.tolist() == arrays[f"{prefix}-labels-idx1-ubyte"].tolist()
 
 
-def test_plain_file_is_preferred_to_gzip_and_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_plain_idx_file_is_preferred_to_gzip_and_is_named_in_the_error_if_both_are_missing(
+    tmp_path: Path,
+) -> None:
     arrays = mnist_like()
     write_mnist_like(tmp_path, arrays)
     name = "train-labels-idx1-ubyte"
@@ -189,7 +193,7 @@ def test_plain_file_is_preferred_to_gzip_and_a_missing_file_is_named(tmp_path: P
         ("t10k-labels-idx1-ubyte", np.array([0, 9, 10], np.uint8), "gives item 2 the label 10; labels"),
     ],
 )  # fmt: skip
-def test_inconsistent_images_and_labels_are_refused(
+def test_folder_of_idx_files_with_inconsistent_images_and_labels_is_refused(
     tmp_path: Path, name: str, values: Bytes, sentence: str
 ) -> None:
     write_mnist_like(tmp_path, mnist_like() | {name: values})

@@ -1,4 +1,4 @@
-"""Image files: decoded pixels, and files that are refused."""
+"""Reader of image files: decoded pixels, and files that are refused."""
 
 import struct
 import tracemalloc
@@ -28,7 +28,7 @@ def read(path: Path, content: bytes) -> Pixels:
 
 
 def planes(pixels: Bytes) -> bytes:
-    """Return the bytes of pixels [H, W, 3] channel by channel."""
+    """Return the bytes of pixels [height, width, channel], channel by channel."""
     return np.moveaxis(pixels, 2, 0).tobytes()
 
 
@@ -39,18 +39,20 @@ def huge_bmp(height: int, width: int) -> bytes:
     return bytes(content)
 
 
-def test_png_is_read_channel_by_channel(path: Path) -> None:
-    pixels = np.array([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]], np.uint8)  # The image is one row of three pixels.
+def test_pixels_of_a_png_file_are_returned_channel_by_channel(path: Path) -> None:
+    pixels = np.array([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]], np.uint8)  # The image has one row of three pixels.
     assert read(path, png_bytes(pixels)) == Pixels(bytes([1, 4, 7, 2, 5, 8, 3, 6, 9]), height=1, width=3)
 
 
 @pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("BMP", {}), ("WEBP", {"lossless": True})])
-def test_lossless_formats_are_read_as_written(path: Path, kind: str, options: dict[str, object]) -> None:
+def test_pixels_of_lossless_image_formats_are_read_as_written(
+    path: Path, kind: str, options: dict[str, object]
+) -> None:
     assert read(path, image_bytes(COLOURS, kind, **options)) == Pixels(planes(COLOURS), 5, 7)
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "L", "RGBA", "LA", "CMYK"])
-def test_modes_with_at_most_eight_bits_are_accepted(path: Path, mode: str) -> None:
+def test_image_modes_with_at_most_eight_bits_per_channel_are_accepted(path: Path, mode: str) -> None:
     white = np.full((3, 2, 3), 255, np.uint8)
     content = image_bytes(white, "JPEG" if mode == "CMYK" else "PNG", mode)
     assert read(path, content) == Pixels(b"\xff" * 18, 3, 2)
@@ -62,14 +64,14 @@ def test_modes_with_at_most_eight_bits_are_accepted(path: Path, mode: str) -> No
 
 
 @pytest.mark.parametrize("alpha", [254, 0])
-def test_transparent_pixels_are_refused(path: Path, alpha: int) -> None:
+def test_image_with_transparent_pixels_is_refused(path: Path, alpha: int) -> None:
     pixels = np.dstack([COLOURS, np.full((5, 7), 255, np.uint8)])
     pixels[4, 6, 3] = alpha
     with refused(f"'{path}' has transparent pixels; opaque ones are allowed: put it on a background"):
         read(path, image_bytes(pixels, "PNG"))
 
 
-def test_sixteen_bit_pixels_are_refused(path: Path) -> None:
+def test_image_with_sixteen_bit_pixels_is_refused(path: Path) -> None:
     buffer = BytesIO()
     Image.fromarray(np.full((2, 2), 40_000, np.uint16)).save(buffer, "PNG")
     with refused(f"'{path}' has pixels of Pillow's mode I;16; 8 bits per channel are allowed: convert it"):
@@ -86,7 +88,7 @@ def test_animated_image_is_refused(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\x89PNG", b"RIFF1234WAVE", image_bytes(GREYS, "GIF")])
-def test_other_formats_and_damaged_headers_are_refused(path: Path, content: bytes) -> None:
+def test_image_file_of_another_format_or_with_a_damaged_header_is_refused(path: Path, content: bytes) -> None:
     with refused(
         f"'{path}' is none of PNG, JPEG, BMP, WEBP, or its header is damaged; only these are read: convert it"
     ):
@@ -94,7 +96,7 @@ def test_other_formats_and_damaged_headers_are_refused(path: Path, content: byte
 
 
 @every_kind
-def test_truncated_image_is_refused(path: Path, kind: str) -> None:
+def test_truncated_image_file_is_refused(path: Path, kind: str) -> None:
     content = image_bytes(COLOURS, kind)
     for damaged in (content[: len(content) // 2], content[: 3 * len(content) // 4]):
         with refused(f"'{path}' cannot be decoded", "a whole image is expected there: copy or download"):
@@ -103,7 +105,7 @@ def test_truncated_image_is_refused(path: Path, kind: str) -> None:
 
 def test_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
     content = bytearray(png_bytes(COLOURS))
-    content[-20] ^= 1  # The flipped bit is in the last chunk of pixels.
+    content[-20] ^= 1  # The flipped bit is in the last chunk of pixels of the PNG file.
     with refused(f"'{path}' cannot be decoded"):
         read(path, bytes(content))
 
@@ -113,7 +115,7 @@ def test_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
 def test_too_large_images_are_refused_before_memory_is_allocated(
     path: Path, monkeypatch: pytest.MonkeyPatch, height: int, width: int, limit: int | None
 ) -> None:
-    """Check three image sizes; Pillow only warns of the second and raises on the third."""
+    """Use three image sizes; by default Pillow only warns of the second and raises an error for the third."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     tracemalloc.start()
     try:

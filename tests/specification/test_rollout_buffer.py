@@ -13,7 +13,7 @@ def hidden_of(value: float) -> Hidden:
 
 
 def decision(number: int) -> PolicyDecision:
-    """Return a decision whose tensors in environment e are derived from e + 10·number."""
+    """Return a decision of all environments; its tensors encode the environment and ``number``."""
     mark = torch.arange(3.0) + 10 * number
     return PolicyDecision(
         actions=mark.long().unsqueeze(1).expand(3, NUM_HEADS),
@@ -40,10 +40,10 @@ def filled(steps: int = 4) -> TamiyoRolloutBuffer:
 
 
 ROWS = torch.tensor([[0.0, 10.0, 20.0, 30.0], [1.0, 11.0, 21.0, 31.0], [2.0, 12.0, 22.0, 32.0]])
-"""Expected content ``[env, step]`` of a buffer: environment index + 10·step."""
+"""Expected content ``[env, step]`` of a rollout buffer; a value is the environment index plus 10 · step."""
 
 
-def test_buffer_is_indexed_by_environment_and_step() -> None:
+def test_tensors_of_the_rollout_buffer_are_indexed_by_environment_and_step() -> None:
     buffer = filled()
     assert torch.equal(buffer.state, ROWS.unsqueeze(-1).expand(3, 4, 6))
     assert torch.equal(buffer.blueprint_indices, ROWS.long().unsqueeze(-1).expand(3, 4, 2))
@@ -61,12 +61,12 @@ def test_buffer_is_indexed_by_environment_and_step() -> None:
     assert buffer.length == 4
 
 
-def test_add_to_a_full_rollout_buffer_raises() -> None:
+def test_add_to_a_full_rollout_buffer_raises_runtime_error() -> None:
     with pytest.raises(RuntimeError, match="holds 4 steps and is full"):
         filled(5)
 
 
-def test_sequences_of_the_buffer_have_all_steps_and_the_lstm_state_at_their_start() -> None:
+def test_sequences_of_the_rollout_buffer_have_all_steps_and_the_initial_lstm_state() -> None:
     buffer = filled()
     state, blueprint_indices, actions, masks, hidden, fresh = buffer.get_batched_sequences(slice(1, 3))
     assert torch.equal(state, buffer.state[1:])

@@ -32,11 +32,10 @@ from esper.leyline.factored_actions import (
     FactoredAction,
     LifecycleOp,
 )
-from esper.leyline.legality import legal_slots_by_op
 from esper.leyline.reports import SeedStateReport
 from esper.leyline.signals import TrainingSignals
 from esper.leyline.slot_config import SlotConfig
-from esper.leyline.slot_table import SlotTable
+from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.leyline.stages import NUM_STAGES
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.diagnostics import RatioExplosionDiagnostic
@@ -71,7 +70,7 @@ def test_action_constants_and_factored_actions_match_the_specification() -> None
     assert not hasattr(factored_actions, "Op")
 
 
-def test_default_slots_legality_and_reports_match_the_specification() -> None:
+def test_default_slot_ids_legal_germination_and_empty_seed_report_match_the_specification() -> None:
     slots = SlotConfig.default()
     assert slots.slot_ids == ("r0c0", "r0c1", "r0c2")
     table = SlotTable.empty(1, 3)
@@ -81,7 +80,7 @@ def test_default_slots_legality_and_reports_match_the_specification() -> None:
     assert unknown == (None, None, None)
 
 
-def test_observation_and_policy_have_the_specified_shapes() -> None:
+def test_observations_and_policy_outputs_have_the_specified_shapes() -> None:
     slots, table = SlotConfig.default(), SlotTable.empty(2, 3)
     signals = signals_of(2)
     assert isinstance(signals, TrainingSignals)
@@ -104,7 +103,7 @@ def test_observation_and_policy_have_the_specified_shapes() -> None:
     assert MaskedCategorical(torch.zeros(4), torch.tensor([True, True, False, False])).entropy() == 1.0
 
 
-def test_shared_batch_iterator_yields_a_minibatch_of_each_environment() -> None:
+def test_shared_batch_iterator_yields_lists_of_one_minibatch_per_environment() -> None:
     vector = SerialVector(tiny_task(batches_per_epoch=2), rng_seed=0, env_indices=(0, 1))
     vector.reset()
     for env in vector.envs:
@@ -113,7 +112,7 @@ def test_shared_batch_iterator_yields_a_minibatch_of_each_environment() -> None:
     assert [[found.inputs.shape for found in batch] for batch in batches] == [[(32, 1, 8, 8)] * 2] * 2
 
 
-def test_rollout_buffer_diagnostic_hosts_and_harvest_can_be_used() -> None:
+def test_imported_rollout_buffer_ratio_diagnostic_hosts_and_harvest_can_be_used() -> None:
     buffer = TamiyoRolloutBuffer(num_envs=2, num_steps=5, state_dim=121, num_slots=3, hidden_dim=8)
     assert buffer.get_batched_sequences()[0].shape == (2, 5, 121)
     assert (

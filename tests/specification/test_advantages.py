@@ -21,28 +21,28 @@ def advantages(
 
 
 def test_gae_is_the_discounted_sum_of_td_errors() -> None:
-    # TD errors with gamma 1/2: 1 + 1/2 − 1 = 0.5, 2 + 1/2 − 1 = 1.5, 3 + 2/2 − 1 = 3.
+    # TD error = reward + 1/2 · next value − value: 1 + 1/2 − 1 = 0.5, 2 + 1/2 − 1 = 1.5, 3 + 2/2 − 1 = 3.
     # An advantage is its TD error plus gamma · lambda = 1/4 of the next advantage.
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 2.0], NEVER, NEVER)
     assert found == pytest.approx([1.0625, 2.25, 3.0])
 
 
-def test_terminated_episode_does_not_bootstrap() -> None:
+def test_gae_of_a_terminated_episode_does_not_bootstrap_from_the_next_value() -> None:
     # Terminated step 1: TD error and advantage are reward 2 − value 1 = 1, without bootstrap.
-    # Advantage of step 0: TD error 0.5 plus 1/4 of advantage 1.
+    # Advantage of step 0: TD error 0.5 plus 1/4 of the advantage 1 of step 1.
     middle = [False, True, False]
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 9.0, 2.0], middle, middle)
     assert found == pytest.approx([0.75, 1.0, 3.0])
 
 
-def test_truncated_episode_bootstraps_from_its_last_state() -> None:
+def test_gae_of_a_truncated_episode_bootstraps_from_the_value_of_its_last_state() -> None:
     # Truncated step 1: TD error and advantage are reward 2 + gamma 1/2 · next value 4 − value 1 = 3.
-    # Advantage of step 0: TD error 0.5 plus 1/4 of advantage 3.
+    # Advantage of step 0: TD error 0.5 plus 1/4 of the advantage 3 of step 1.
     found = advantages([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 4.0, 2.0], NEVER, [False, True, False])
     assert found == pytest.approx([1.25, 3.0, 3.0])
 
 
-def test_gamma_1_and_lambda_1_give_the_sum_of_future_rewards() -> None:
+def test_gae_with_gamma_1_and_lambda_1_is_the_sum_of_future_rewards_minus_the_value() -> None:
     end = [False, False, True]
     values = [0.3, -0.7, 0.2]
     found = advantages([1.0, 2.0, 4.0], values, [-0.7, 0.2, 9.0], end, end, gamma=1.0, lam=1.0)
@@ -71,9 +71,9 @@ def test_advantages_of_an_episode_do_not_depend_on_the_next_episode(terminates: 
     assert (final[1, :6] > after[1, :6]).all(), "within an episode it changes all earlier steps"
 
 
-def test_normalised_advantages_have_mean_0_and_std_1_over_free_rows() -> None:
-    # Advantages 1, 3, 5 of the free rows have mean 3 and variance 8/3.
-    # Advantages of forced rows do not enter mean and variance and are set to 0.
+def test_normalised_advantages_have_mean_0_and_std_1_over_steps_with_several_legal_actions() -> None:
+    # Advantages 1, 3, 5 of the steps with several legal actions have mean 3 and variance 8/3.
+    # Advantages of forced decisions do not enter mean and variance and are set to 0.
     advantages = torch.tensor([[1.0, 100.0, 3.0], [5.0, -100.0, 7.0]])
     free = torch.tensor([[True, False, True], [True, False, False]])
     step = (3.0 / 8.0) ** 0.5 * 2.0
@@ -85,5 +85,5 @@ def test_equal_advantages_normalise_to_zero() -> None:
     assert normalise(torch.full((2, 2), 5.0), torch.ones(2, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2
 
 
-def test_advantages_are_zero_if_no_row_is_free() -> None:
+def test_normalised_advantages_are_zero_if_every_step_has_a_single_legal_action() -> None:
     assert normalise(torch.randn(2, 2), torch.zeros(2, 2, dtype=torch.bool)).tolist() == [[0.0, 0.0]] * 2

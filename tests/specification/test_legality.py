@@ -18,7 +18,7 @@ def slots(table: SlotTable, op: int, rules: LifecycleRules = RULES) -> list[int]
 
 
 def table_of_all_stages(**columns: Any) -> SlotTable:
-    """Return a table of ten slots in which slot i is in stage i."""
+    """Return a slot table of ten slots in which slot i is in stage i."""
     table = SlotTable.empty(1, 10)
     for stage in Stage:
         put(table, int(stage), stage, **columns)
@@ -37,7 +37,7 @@ def table_of_all_stages(**columns: Any) -> SlotTable:
         (LifecycleOp.ADVANCE, MANUAL, [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING]),
     ],
 )
-def test_each_op_is_legal_only_on_slots_in_its_stages(
+def test_each_op_is_legal_only_on_slots_in_the_stages_specified_for_the_op(
     op: int, rules: LifecycleRules, expected: list[int]
 ) -> None:
     assert slots(table_of_all_stages(**SEEDED), op, rules) == expected
@@ -55,7 +55,7 @@ def test_germinate_needs_an_enabled_dormant_slot_and_fewer_than_max_seeds(
     assert slots(table, LifecycleOp.GERMINATE, LifecycleRules(max_seeds=max_seeds)) == expected
 
 
-def test_max_seeds_is_counted_per_environment() -> None:
+def test_limit_max_seeds_applies_to_each_environment_separately() -> None:
     table = SlotTable.empty(2, 2)
     put(table, 0, Stage.FOSSILIZED, env=1)
     legal = legal_slots_by_op(table, LifecycleRules(max_seeds=1))
@@ -63,7 +63,7 @@ def test_max_seeds_is_counted_per_environment() -> None:
 
 
 @pytest.mark.parametrize(("age", "expected"), [(0, []), (4, []), (5, [0])])
-def test_prune_is_legal_from_min_prune_age(age: int, expected: list[int]) -> None:
+def test_prune_is_legal_for_seeds_of_at_least_min_prune_age(age: int, expected: list[int]) -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, Stage.TRAINING, age=age)
     assert slots(table, LifecycleOp.PRUNE) == expected
@@ -79,7 +79,7 @@ def test_no_op_is_legal_on_a_seed_that_is_being_pruned() -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.BLENDING, Stage.HOLDING])
-def test_set_alpha_target_is_illegal_during_a_ramp(stage: Stage) -> None:
+def test_set_alpha_target_is_illegal_during_an_alpha_ramp(stage: Stage) -> None:
     table = SlotTable.empty(1, 1)
     put(table, 0, stage, ramp_epochs=3, ramp_elapsed=2, **SEEDED)
     assert slots(table, LifecycleOp.SET_ALPHA_TARGET) == []
@@ -96,7 +96,7 @@ def test_fossilize_needs_a_measured_contribution() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 2, 3, 4, 5, 8]), st.booleans(), st.integers(0, 3))
-def test_wait_is_always_legal_and_ops_on_seeds_need_a_seed(
+def test_wait_is_always_legal_and_ops_that_act_on_seeds_are_illegal_on_empty_slots(
     rng_seed: int, num_slots: int, auto_forward: bool, max_seeds: int
 ) -> None:
     table = random_table(np.random.default_rng(rng_seed), 4, num_slots)
