@@ -1,4 +1,6 @@
-"""Cost of scoring all on/off configurations of three seeds, in validation forward passes."""
+"""Cost of scoring all eight on/off configurations of three seeds, as a multiple of one validation forward
+pass.
+"""
 
 from collections import deque
 

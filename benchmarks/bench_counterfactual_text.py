@@ -1,4 +1,6 @@
-"""Cost of scoring all on/off configurations of three seeds in the GPT of ``pycode``, in forward passes."""
+"""Cost of scoring all eight on/off configurations of three seeds in the GPT of task ``pycode``, as a multiple
+of one forward pass.
+"""
 
 from collections import deque
 
@@ -14,15 +16,16 @@ from esper.tolaria.tasks.text import PYCODE
 from tests.tolaria.building import every_choice, grown_model
 
 SLOTS = (0, 1, 2)
-# FLEX_ATTENTION runs as ATTENTION on CPUs.
+# The blueprint FLEX_ATTENTION is left out, because on CPUs it is computed like ATTENTION.
 SEEDS = sorted(TRANSFORMER_BLUEPRINTS - {BlueprintAction.FLEX_ATTENTION})
 LIMIT = 3.0
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def bench_all_configurations_of_three_seeds(seed: BlueprintAction) -> None:
-    """Measure the cost of all on/off configurations for one blueprint; the ratio is worst for small seeds,
-    because the output layer runs eight times.
+    """Measure the cost of scoring all eight on/off configurations of three seeds of one blueprint. As a
+    multiple of one forward pass, scoring costs most for small seeds, because the output layer runs eight
+    times.
     """
     stream = torch.Generator().manual_seed(0)
     host = PYCODE.build_host(PYCODE.instances.draw(stream))

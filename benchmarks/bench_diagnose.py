@@ -14,7 +14,7 @@ from tests.growth.models import BasicBlock
 TRAINING_STEPS = 30 * 50_000 // 128
 """Number of training steps in 30 epochs over 50,000 images in batches of 128."""
 LIMIT = 0.1
-"""Largest cost of ``esper.diagnose``, as a share of ``TRAINING_STEPS``."""
+"""Largest allowed cost of ``esper.diagnose``, as a share of the cost of ``TRAINING_STEPS`` training steps."""
 BATCH = 128
 
 

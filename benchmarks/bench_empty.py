@@ -1,5 +1,6 @@
-"""Cost of slots in a training step without blended seeds: empty slots, and one incubating seed. This
-benchmark has no limit.
+"""CPU time of a training step without blended seeds, in two ratios: empty slots to no slots, and one
+incubating seed to empty slots. The measured CPU times are only printed; the benchmark sets no upper limit for
+them.
 """
 
 import copy

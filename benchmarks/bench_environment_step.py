@@ -1,5 +1,5 @@
-"""Cost of environments: step time relative to plain PyTorch, scaling with the number of environments,
-memory.
+"""Three measurements of an environment step: its time relative to plain PyTorch, its time per environment
+with 4 and with 64 environments, and the memory per environment.
 """
 
 import gc
@@ -27,20 +27,24 @@ from tests.tolaria.building import WAIT, plant
 WIDTHS, SHAPE, CLASSES = (8, 16, 32), (3, 32, 32), 10
 BATCH, MINIBATCHES = 64, 4
 ENVS, ITERATIONS, STEPS = 4, 5, 3
-"""The benchmark measures ``STEPS`` steps together, because one of them takes a snapshot."""
+"""``STEPS`` consecutive environment steps are timed together, because only one of these steps takes a
+snapshot of the network.
+"""
 FEW, MANY = 4, 64
 HORIZON = 400
 LIMITS = {0: 1.3, 2: 1.3}
-"""Least speed relative to the reference (``reference/environment.py``), by the number of blended seeds.
+"""Least allowed speed of an environment step of Esper, relative to the plain PyTorch step of
+``reference/environment.py``; keys are numbers of blended seeds.
 
-An AMD EPYC measured 1.40 without seeds and 1.62 with two in AVX-512 mode, and 1.42 and 1.40 in AVX2 mode
-(``ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2``).
+On an AMD EPYC in AVX-512 mode, the step of Esper is 1.40 times as fast as the plain PyTorch step if there are
+no seeds, and 1.62 times with two seeds. In AVX2 mode (``ATEN_CPU_CAPABILITY=avx2 DNNL_MAX_CPU_ISA=AVX2``) it
+is 1.42 times as fast if there are no seeds, and 1.40 times with two seeds.
 """
 
 
 @cache
 def pictures() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images of noise plus a weak class pattern, and their labels."""
+    """Return random images, each noise plus a weak pattern of its class, and their labels."""
     stream = torch.Generator().manual_seed(0)
     count = 1024 + 2 * BATCH
     labels = torch.randint(CLASSES, (count,), generator=stream)
@@ -49,7 +53,7 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def load_pictures(generator: torch.Generator) -> Splits:
-    """Return splits with 1,024 training images and one validation minibatch."""
+    """Return data splits with 1,024 training images, and one minibatch each for validation and test."""
     return split_images(*pictures(), validation=BATCH, test=BATCH, generator=generator)
 
 
@@ -69,7 +73,7 @@ TASK: TaskSpec = replace(
 
 @dataclass
 class Recorded:
-    """Environments of Esper and their references, stepped with the same actions."""
+    """Environments of Esper, and equal environments in plain PyTorch that receive the same actions."""
 
     vector: SerialVector
     references: list[Environment]
@@ -89,7 +93,7 @@ class Recorded:
         return self.vector.step(np.stack([action] * len(self.vector.envs)))
 
     def theirs(self) -> list[tuple[float, float]]:
-        """Step all references and return their training and validation losses."""
+        """Step all plain PyTorch environments and return the training and validation loss of each."""
         losses = []
         for env in self.references:
             if env.epoch in self.actions:
@@ -100,7 +104,9 @@ class Recorded:
 
 
 def reference_of(vector: SerialVector, index: int) -> Environment:
-    """Return a reference with the weights, data and random streams of an environment."""
+    """Return a plain PyTorch environment with the weights, data and minibatch order of environment
+    ``index``.
+    """
     env = vector.envs[index]
     host, splits = env.model.host, env.host.splits
     assert isinstance(host, Host)
@@ -161,7 +167,7 @@ def bench_an_environment_costs_the_same_among_64_as_among_4() -> None:
 
 
 def bench_an_environment_holds_little_more_than_its_network() -> None:
-    """Measure the bytes of tensor storages that more environments add between steps."""
+    """Measure how many bytes of tensor storage one more environment occupies between steps."""
     plants = {slot: plant(slot) for slot in range(2)}
 
     def held(envs: int) -> tuple[int, Recorded]:
@@ -172,7 +178,8 @@ def bench_an_environment_holds_little_more_than_its_network() -> None:
         storages = {
             tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
             for tensor in gc.get_objects()
-            if issubclass(type(tensor), torch.Tensor)  # isinstance would trigger warnings of proxy objects.
+            # type() is used, because isinstance() would trigger warnings of proxy objects.
+            if issubclass(type(tensor), torch.Tensor)
         }
         return sum(storages.values()), recorded
 

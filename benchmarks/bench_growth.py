@@ -1,5 +1,5 @@
-"""Time of a training step in a user's loop: with live seeds relative to the finished network, and with empty
-slots relative to no slots.
+"""Time of a training step in a user's training loop, in two ratios: live seeds to the finished (plain)
+network, and empty slots to no slots.
 """
 
 import copy
@@ -16,9 +16,13 @@ from tests.growth.models import BasicBlock
 LIVE_LIMIT = 1.15
 EMPTY_LIMIT = 1.01
 LEAST_STEP_MS = 10.0
-"""Least duration of a training step for which the limits of the benchmark hold."""
+"""The limits on the overhead apply only if a training step without slots takes at least this many
+milliseconds.
+"""
 ITERATIONS = 30
-"""Number of iterations; it is large, because a limit of 1 % needs a precise minimum."""
+"""Number of timing repetitions; it is large, because a limit of 1 % on the overhead needs a precise minimum
+time.
+"""
 
 
 class WideResNet(nn.Module):
@@ -34,7 +38,7 @@ class WideResNet(nn.Module):
 
 
 class Text(nn.Module):
-    """Token model around ``nn.TransformerEncoder``."""
+    """Token model with an embedding, an ``nn.TransformerEncoder`` and a linear output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +66,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[tupl
 
 
 def stepping(net: nn.Module, x: Tensor) -> Callable[[], None]:
-    """Return a function that trains the network on one minibatch."""
+    """Return a function that trains the network for one optimiser step on the minibatch ``x``."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     net.train()
 

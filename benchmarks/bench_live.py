@@ -1,4 +1,6 @@
-"""Cost of the terminal view for the process that runs the training, and its refresh interval."""
+"""Share of CPU time that the terminal view takes from a training in the same process, and the time between
+two of its screens.
+"""
 
 import time
 from collections.abc import Iterable
@@ -18,7 +20,9 @@ from tests.karn import fake_run, fake_training
 EPISODES = 40
 SECONDS_PER_EPOCH = 0.015
 MOST_SHARE = 2 * SHARE_OF_TIME
-"""The time of a refresh is compensated by the pause after the refresh; the last refresh has no pause."""
+"""Largest share of the time that the terminal view may take in this benchmark: twice its target share,
+because no pause follows the last refresh.
+"""
 SECONDS_BETWEEN_SCREENS = 5.0
 
 

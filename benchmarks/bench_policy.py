@@ -1,4 +1,6 @@
-"""Cost of a policy besides its network: observation, masks, and writing to the rollout buffer."""
+"""CPU time of one decision of a policy without its network: observation, action masks, and the write to the
+rollout buffer.
+"""
 
 import numpy as np
 import pytest
@@ -17,14 +19,15 @@ from tests.tamiyo.policy.observations import FLAGS, MEASUREMENTS
 
 SPACE = space_of(SMALL.num_slots)
 OBSERVATION_LIMIT = {4: 0.1, 16: 0.15}
-"""Largest allowed milliseconds per observation, by the number of environments."""
+"""Largest allowed milliseconds to compute the observation of all environments, by the number of environments.
+"""
 MASKS_LIMIT = 0.15
 WRITE_LIMIT = 0.3
 REPEATS = 200
 
 
 def live_table(num_envs: int) -> SlotTable:
-    """Return a table with a live, measured seed in every slot."""
+    """Return a slot table with a live seed and random measurements in every slot."""
     rng = np.random.default_rng(0)
     table = random_table(rng, num_envs, SMALL.num_slots)
     shape = table.stage.shape

@@ -1,4 +1,4 @@
-"""Cost of ``esper sql`` on a run with a million decisions, process start included."""
+"""CPU time of the command ``esper sql`` on a run with a million decisions, process start included."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ ITERATIONS = 5
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a run whose decision row is repeated a million times; return its directory."""
+    """Write a run with a million decision rows that differ only in their epoch; return the run directory."""
     directory = tmp_path_factory.mktemp("long") / "run"
     row = fake_run.policy_decision_row(0)
     with RunWriter(directory) as writer:
@@ -37,8 +37,8 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _seconds(run: Path, query: str) -> tuple[float, float]:
-    """Return CPU and wall seconds of the whole command ``esper sql``, each the minimum over the
-    iterations.
+    """Return the CPU seconds and wall seconds of the whole command ``esper sql``, each the minimum over
+    ``ITERATIONS`` executions.
     """
     costs = []
     for _ in range(ITERATIONS):

@@ -1,4 +1,4 @@
-"""Time and memory of ``esper report`` on a training of a million rows."""
+"""Time, peak memory and file size of ``esper report`` for a policy training with a million telemetry rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.karn import fake_run
 
 ITERATIONS, ENVS = 200, 32
 CONFIGURATIONS = 14
-"""Number of counterfactual rows per epoch."""
+"""Number of counterfactual rows (scores with some seeds switched off) per epoch."""
 SECONDS = 20.0
 MEGABYTES = 500.0
 KILOBYTES = 500.0
@@ -32,10 +32,11 @@ peak = next(line.split()[1] for line in Path("/proc/self/status").open() if line
 print(json.dumps({"seconds": time.perf_counter() - began, "cpu": time.process_time(),
                   "megabytes": int(peak) / 1024}))
 """
-"""Program that prints its peak resident memory as VmHWM, which starts at zero in a new program.
+"""Program that runs an ``esper`` command and prints its time and its peak resident memory, read as VmHWM from
+/proc.
 
-The value ``ru_maxrss`` is not used: it survives ``exec`` and would be at least the peak of the benchmark
-process.
+The counter ``ru_maxrss`` of ``getrusage`` is not used: it survives ``exec`` and would be at least the peak of
+the benchmark process.
 """
 
 

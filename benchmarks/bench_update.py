@@ -1,4 +1,5 @@
-"""Arithmetic rate of a PPO update epoch, relative to a matrix product."""
+"""FLOPs per second of a PPO update epoch (one gradient step), relative to those of a large matrix
+multiplication."""
 
 from dataclasses import replace
 
@@ -21,9 +22,9 @@ LIMIT = 0.4
 def epoch_flops(policy: FactoredRecurrentActorCritic) -> int:
     """Return the FLOPs of the matrix products in one update epoch, forward and backward.
 
-    An element of a weight matrix, also of the LSTM, costs one multiply-add per row forward and two backward.
-    The counter ``torch.utils.flop_counter`` gives the same FLOPs for linear layers, but does not count the
-    fused LSTM of the CPU.
+    Each element of a weight matrix, also in the LSTM, costs one multiply-add per decision in the forward pass
+    and two in the backward pass. The counter ``torch.utils.flop_counter`` gives the same FLOPs for linear
+    layers, but does not count the fused LSTM of the CPU.
     """
     matrices = [
         parameter
@@ -36,7 +37,9 @@ def epoch_flops(policy: FactoredRecurrentActorCritic) -> int:
 
 
 def rollout(policy: FactoredRecurrentActorCritic, starts: torch.Tensor) -> TamiyoRolloutBuffer:
-    """Return a buffer of random decisions and rewards; ``starts [env, step]`` marks the start of episodes."""
+    """Return a rollout buffer of random decisions and rewards; ``starts [env, step]`` is True at the first
+    step of each episode.
+    """
     played = play(policy, starts)
     buffer = TamiyoRolloutBuffer(
         NUM_ENVS, NUM_STEPS, policy.shape.state_dim, policy.num_slots, policy.shape.hidden_dim
@@ -60,8 +63,8 @@ def bench_an_update_epoch_reaches_two_fifths_of_the_rate_of_a_matrix_product() -
     whole[:, 0] = True
     broken = whole.clone()
     broken[range(NUM_ENVS), 8 + 8 * torch.arange(NUM_ENVS)] = True
-    # The learning rate is so small that it leaves the network unchanged, so no update stops early by its KL
-    # divergence.
+    # The learning rate is so small that the policy network does not change, so no update stops early because
+    # of its KL divergence.
     agent = PPOAgent(policy, PPOConfig(update_epochs=1, learning_rate=1e-30))
     rollouts = {"whole episodes": rollout(policy, whole), "a breakdown in each": rollout(policy, broken)}
 

@@ -1,4 +1,6 @@
-"""CPU time of telemetry in the training process: writing, flushing and conversion to Parquet."""
+"""CPU time of writing telemetry rows in the training process: encoding, flushing and conversion to
+Parquet.
+"""
 
 import time
 from pathlib import Path
@@ -16,7 +18,7 @@ SHARE_OF_A_STEP = 0.01
 EPISODES = 40
 ITERATIONS = 5
 DECISIONS = 100_000
-"""Number of rows, enough for five conversions to Parquet."""
+"""Number of decision rows that one measurement writes, enough for five conversions to Parquet."""
 DECISIONS_PER_FLUSH = 800
 
 
@@ -63,7 +65,9 @@ def bench_a_decision_costs_at_most_ten_microseconds_with_its_conversion_to_parqu
 def bench_the_writer_takes_at_most_one_percent_of_a_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run an iteration of 16 hosts on digits under an untrained policy; all rows go to journal and file."""
+    """Measure an iteration of 16 hosts on digits under an untrained policy; rows are written to the journal
+    and to the file of the iteration.
+    """
     rollout, watch = Rollout.prepare(tmp_path / "run", monkeypatch), Stopwatch()
     total = rollout.run(monkeypatch, watch)
     share = watch.seconds["writer"] / total

@@ -1,9 +1,10 @@
-"""CPU time of environment steps and growing training steps in this checkout relative to another one.
+"""CPU time of environment steps and of training steps of a growing network, in this checkout relative to
+another checkout.
 
     python -m benchmarks.compare_revisions PATH_TO_OTHER_CHECKOUT [REPEATS]
 
-Two worker processes, one per checkout, take turns on the same work with one torch thread; the time of a case
-is that of its fastest repeat. The C kernels of older revisions are switched off (CC=none).
+Two worker processes, one per checkout, take turns on the same work with one torch thread; the time of a
+benchmark case is the minimum over its repeats. The C kernels of older revisions are switched off (CC=none).
 """
 
 import os
@@ -23,7 +24,7 @@ CASES = ("environment, no seeds", "environment, two seeds", "growth, empty slots
 
 
 def environment(seeds: int) -> Callable[[], None]:
-    """Return a function that runs three steps of four CIFAR-sized environments with the given number of
+    """Return a function that runs three steps of four environments with 32×32 images and the given number of
     blended seeds.
     """
     from dataclasses import replace  # noqa: PLC0415
@@ -103,7 +104,9 @@ def growing(seeds: int) -> Callable[[], None]:
 
 
 def serve() -> None:
-    """Run the benchmark cases named on standard input and print the CPU seconds of each case."""
+    """Execute each benchmark case whose name is read from standard input, and print the CPU seconds of the
+    case.
+    """
     torch.set_num_threads(1)
     works = {
         name: make(seeds)

@@ -1,4 +1,6 @@
-"""Time of the policy's calls for decisions and for updates, with and without ``torch.compile`` (ADR 0023)."""
+"""Time of the policy network's methods for choosing actions and for PPO updates, with and without
+``torch.compile`` (ADR 0023).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 import torch
 
 from esper.leyline import (
-    BLUEPRINT_IDS,
+    BLUEPRINT_NAMES,
     CNN_BLUEPRINTS,
     NUM_HEADS,
     ActionSpace,
@@ -23,7 +25,7 @@ from esper.tamiyo.policy.action_masks import compute_batch_masks
 
 ENVS, SHARD, STEPS, REPEATS = 2, 8, 20, 30
 SPACE = ActionSpace(
-    SlotConfig.default(), LifecycleRules(), tuple(sorted(int(b) for b in CNN_BLUEPRINTS)), BLUEPRINT_IDS
+    SlotConfig.default(), LifecycleRules(), tuple(sorted(int(b) for b in CNN_BLUEPRINTS)), BLUEPRINT_NAMES
 )
 
 
@@ -42,7 +44,8 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    torch._dynamo.config.suppress_errors = True  # Code that cannot be traced runs eagerly.
+    # Code that torch.compile cannot trace runs eagerly instead of raising an error.
+    torch._dynamo.config.suppress_errors = True
     logging.disable()
     torch.manual_seed(0)
     policy = FactoredRecurrentActorCritic(state_dim=121, num_slots=3)

@@ -1,4 +1,5 @@
-"""Set-up of a benchmark session: one torch thread, and the rate of a matrix product as the first figure.
+"""Set-up of a benchmark session: set one torch thread, and measure and print the FLOP rate of a matrix
+product.
 
 Benchmarks compare CPU times, and a second thread only adds CPU time on small tensors.
 """

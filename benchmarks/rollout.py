@@ -24,7 +24,7 @@ NUM_ENVS = 16
 
 
 class Stopwatch:
-    """CPU seconds spent in wrapped functions; wrapped functions must not call one another."""
+    """CPU seconds spent in the functions that ``wrap`` returned; none of them may call another."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -42,7 +42,9 @@ class Stopwatch:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """Rollout of the first iteration of a training, with cached twins."""
+    """Rollout of the first iteration of a policy training, with constants in place of the scores of twins
+    (hosts without growth).
+    """
 
     directory: Path
     journal: IterationJournal
@@ -62,11 +64,11 @@ class Rollout:
         return cls(directory, journal, env, new_policy(shape, 0), task.horizon)
 
     def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:
-        """Collect the episodes of an iteration, write all rows, and return the CPU seconds of collecting and
-        writing.
+        """Collect the episodes of an iteration and write all their rows; return the CPU seconds of the two
+        together.
 
-        The stopwatch ``watch`` gets the time of writing, to the journal and to the file of the iteration, as
-        "writer".
+        Under the name "writer", the stopwatch ``watch`` records the CPU seconds of writing rows to the
+        journal and to the file of the iteration.
         """
         patch.setattr(IterationJournal, "take", watch.wrap("writer", IterationJournal.take))
         with RunWriter(self.directory) as writer:

@@ -1,8 +1,8 @@
-"""Time and network traffic of an iteration in one, two and four processes.
+"""Time and network traffic of a training iteration with one, two and four processes.
 
 ``python -m benchmarks.scaling`` prints the tables of docs/scaling.md in two to five minutes. The benchmark
 runs in a separate network namespace (``unshare``, Linux), so that all bytes on the loopback device belong to
-the run. Traffic includes packet headers and excludes start-up.
+the measured training. The measured traffic includes packet headers and excludes the start-up of processes.
 """
 
 import fcntl
@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import torch
 
-from esper.files.cache_folder import CACHE_VARIABLE
 from esper.files.row_files import TELEMETRY, lines_path
 from esper.karn.run import read_rows
 from esper.leyline.rows import UpdateRow
@@ -40,7 +39,7 @@ INSIDE = "--inside"
 
 
 class Moment(NamedTuple):
-    """Traffic and CPU counters at the end of an iteration."""
+    """Network bytes and CPU seconds counted up to the end of a training iteration."""
 
     wire_bytes: int
     cpu_seconds: float
@@ -49,12 +48,12 @@ class Moment(NamedTuple):
 def raise_loopback() -> None:
     """Bring up the loopback device, which is down in a new network namespace."""
     with socket.socket() as any_socket:
-        up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # The flags are IFF_UP and IFF_RUNNING.
-        fcntl.ioctl(any_socket, 0x8914, up)  # The request number is SIOCSIFFLAGS.
+        up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # The interface flags are IFF_UP and IFF_RUNNING.
+        fcntl.ioctl(any_socket, 0x8914, up)  # The ioctl request 0x8914 is SIOCSIFFLAGS (set interface flags).
 
 
 def wire_bytes() -> int:
-    """Return the bytes received on the loopback device so far."""
+    """Return the number of bytes received on the loopback device so far."""
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split(":")[1].split()[0]) for line in lines if line.strip().startswith("lo:"))
 
@@ -65,7 +64,7 @@ def cpu_seconds(root: int) -> float:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:  # The process has just ended.
+        except OSError:  # The process of ``folder`` ended after /proc was listed.
             continue
         parents[int(folder.name)], ticks[int(folder.name)] = int(fields[1]), int(fields[11]) + int(fields[12])
     family = {root}
@@ -75,12 +74,12 @@ def cpu_seconds(root: int) -> float:
 
 
 def measure(processes: int, out: Path, cache: Path) -> str:
-    """Return a line of the scaling table, from all iterations but the first (warm-up) and the last
-    (evaluation).
+    """Return the row of the scaling table for a number of processes: means over all iterations except the
+    first (warm-up) and the last (evaluation).
     """
     command = [sys.executable, "-c", "from esper.scripts.cli import main; main()", *RUN.split()]
     command += [*EVALUATION.split(), "--processes", str(processes), "--out", str(out)]
-    environment = {**os.environ, CACHE_VARIABLE: str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment = {**os.environ, "ESPER_CACHE": str(cache), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     run = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     moments = []
     for number in range(1, ITERATIONS):
@@ -114,14 +113,16 @@ def cpu_ms(call: Callable[[], object], times: int = 5) -> float:
 
 
 def parts(folder: Path) -> dict[str, str]:
-    """Return the cost per environment-step of the work that is not shared among processes."""
+    """Measure the work that is not divided among processes (messages, policy update, writing rows), and
+    return its cost per environment step.
+    """
     torch.set_num_threads(1)
     config = TrainingConfig(task="digits_impaired", envs=SHARD_ENVS, steps=STEPS, iterations=1)
     trainer = Trainer(task_of(config), config)
     shard = trainer._rollout(trainer._training[0])
     message = pickle.dumps(shard)
     rollout = TamiyoRolloutBuffer.join([shard.buffer] * (ENVS // SHARD_ENVS))
-    # The update is measured once, because a second update would stop early.
+    # The PPO update is measured only once, because a second update on the same rollout would stop early.
     updating = cpu_ms(lambda: trainer.agent.update(rollout, 0.0), times=1)
     env = MorphEnv(trainer.task, rng_seed=0)
     env.reset(0)
@@ -155,7 +156,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        measure(2, folder / "first", folder / "cache")  # The first run fills the cache of twins.
+        # The first run is not measured; it fills the cache of twin scores (scores of hosts without growth).
+        measure(2, folder / "first", folder / "cache")
         for processes in (1, 2, 4):
             print(measure(processes, folder / f"run-{processes}", folder / "cache"), flush=True)
         print("\n| per environment-step | |\n|---|---|")

@@ -1,7 +1,9 @@
-"""CPU times of alternatives that run in turns in one process, and the figures computed from them.
+"""Timing of alternative functions, which take turns in one process, and benchmark results computed from their
+CPU times.
 
-A figure is a named result, mostly a ratio of CPU times, because a ratio depends least on the load of the
-machine. A figure beyond its limit fails the benchmark.
+A ``Figure`` is a named benchmark result, mostly a ratio of CPU times, because a ratio depends least on the
+load of the machine. A benchmark fails if one of its results is above its upper limit or below its lower
+limit.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ GEMM_FLOPS = 2 * GEMM_SIZE**3
 
 
 class Figure(NamedTuple):
-    """Figure: one result of a benchmark; ``holds`` is None if the figure has no limit."""
+    """One result of a benchmark; ``holds`` states whether ``value`` is within the limit, and is None if there
+    is no limit.
+    """
 
     title: str
     value: float
@@ -38,7 +42,7 @@ class Figure(NamedTuple):
 
 
 FIGURES: list[Figure] = []
-"""Figures recorded in this process, in order."""
+"""Results of all benchmarks that ran in this process, in order."""
 
 
 def figure(
@@ -50,18 +54,18 @@ def figure(
     at_most: float | None = None,
     note: str = "",
 ) -> None:
-    """Record and print a result.
+    """Record and print one result of a benchmark.
 
     Args:
-        title: Name of the figure.
-        value: Value of the figure.
-        unit: Unit of the number, as text.
-        at_least: Lower limit, if there is one.
-        at_most: Upper limit, if there is one.
-        note: Details for the reader, such as absolute times.
+        title: What was measured, such as a function and its input.
+        value: Measured number, in units of ``unit``.
+        unit: Unit of ``value``, such as "ms" or "%".
+        at_least: Least ``value`` with which the benchmark passes; None for no lower limit.
+        at_most: Largest ``value`` with which the benchmark passes; None for no upper limit.
+        note: Details that are printed behind the value, such as absolute times.
 
     Raises:
-        AssertionError: The value is beyond its limit.
+        AssertionError: ``value`` is below ``at_least`` or above ``at_most``.
     """
     limit, holds = None, None
     if at_least is not None:
@@ -76,10 +80,11 @@ def figure(
 def cpu_times(
     calls: Mapping[str, Callable[[], object]], *, repeats: int, iterations: int = ITERATIONS
 ) -> dict[str, float]:
-    """Return CPU milliseconds per call of each alternative, the minimum over ``iterations``.
+    """Return CPU milliseconds per call of each alternative function, the minimum over ``iterations``
+    measurements.
 
-    Every iteration calls each alternative ``repeats`` times, so that other load on the machine slows all
-    alternatives.
+    Every measurement calls each alternative function ``repeats`` times, so that other load on the machine
+    slows all alternatives.
     """
     best = dict.fromkeys(calls, float("inf"))
     for call in calls.values():
@@ -96,7 +101,7 @@ def cpu_times(
 def ratio(
     title: str, times: Mapping[str, float], over: str, under: str, *, at_most: float | None = None
 ) -> None:
-    """Record the ratio of two times as a figure: ``over`` divided by ``under``."""
+    """Record the ratio of two CPU times, ``times[over] / times[under]``, as a benchmark result."""
     note = f"{over} {times[over]:.2f} ms, {under} {times[under]:.2f} ms"
     figure(f"{title}: {over}", times[over] / times[under], f"× {under}", at_most=at_most, note=note)
 

@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from esper.growth import GrowthWarning
-from esper.hf import GrowthCallback
+from esper.hf import GrowthTrainerCallback
 
 LENGTH = 32
 
@@ -40,7 +40,7 @@ def main() -> None:
     # A fixed plan, to show a seed. The default controller plants nothing here, since the loss still falls,
     # and ends a little lower.
     plan = "mlp_small@transformer.h.0:2"
-    growth = GrowthCallback(sample={"input_ids": rows[:2]}, slots="transformer.h.*", controller=plan)
+    growth = GrowthTrainerCallback(sample={"input_ids": rows[:2]}, slots="transformer.h.*", controller=plan)
     model = GPT2LMHeadModel(config)
     trainer = Trainer(
         model, arguments, train_dataset=examples[:512], eval_dataset=examples[512:], callbacks=[growth]

@@ -1,11 +1,12 @@
-"""Make the embedded digits data from the copy that scikit-learn ships.
+"""Make digits.npz, the digits data that Esper contains, from the copy that scikit-learn ships.
 
     python tools/make_digits.py            write digits.npz next to the digits task and print its SHA-256
     python tools/make_digits.py --check    compare the committed file with that copy; exit 1 on a difference
 
-Needs the `data` extra. The archive digits.npz is the same byte for byte in every run: order, dates and
-permissions are fixed. Only another build of zlib may compress the archive differently, so `--check` compares
-the unpacked members.
+This script needs scikit-learn, which is one of the optional dependencies `data` of Esper. The archive
+digits.npz is the same byte for byte in every run, because order, dates and permissions of its members are
+fixed. Only another build of zlib may compress the archive differently, so `--check` compares the unpacked
+members.
 """
 
 import argparse
@@ -29,7 +30,9 @@ READABLE_FILE = 0o100644 << 16
 
 
 def read_digits() -> dict[str, NDArray[np.uint8]]:
-    """Return `images` [1797, 8, 8] with values 0 to 16 and `labels` [1797], both uint8."""
+    """Return uint8 arrays `images` [image, row, column] with values 0 to 16, and `labels` [image], for 1,797
+    images.
+    """
     source = load_digits()
     arrays = {"images": source.images.astype(np.uint8), "labels": source.target.astype(np.uint8)}
     if not np.array_equal(arrays["images"], source.images):
@@ -57,13 +60,15 @@ def pack(members: dict[str, bytes]) -> bytes:
 
 
 def unpack(packed: bytes) -> dict[str, bytes]:
-    """Return the members of an archive by name."""
+    """Return the content of each member of an .npz archive, by name."""
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 
 def find_differences(members: dict[str, bytes]) -> list[str]:
-    """Return one sentence for each problem of the committed digits archive and its attribution."""
+    """Return one sentence for each problem of the committed archive digits.npz and of its attribution
+    file.
+    """
     if not ARCHIVE.exists():
         return [f"{ARCHIVE.name} is missing; run this script without --check"]
     committed = ARCHIVE.read_bytes()
@@ -77,7 +82,7 @@ def find_differences(members: dict[str, bytes]) -> list[str]:
 
 
 def main() -> int:
-    """Write the digits archive, or check the committed archive."""
+    """Write the archive digits.npz, or check the committed archive."""
     parser = argparse.ArgumentParser(description="Make or check the embedded digits data.")
     parser.add_argument("--check", action="store_true", help="compare with the committed file, write nothing")
     check = parser.parse_args().check

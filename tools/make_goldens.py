@@ -1,16 +1,17 @@
-"""Make golden values for the mathematics of PPO with other libraries.
+"""Make golden values (expected results) for tests of the formulas of PPO, with other libraries.
 
     python tools/make_goldens.py            write tests/golden/*.json, one file per library
     python tools/make_goldens.py --check    compare them with what is installed; exit 1 on a difference
 
-Run it in a separate environment: stable-baselines3, sb3-contrib and torchrl have dependencies that Esper
-does not need. To reuse an installed torch:
+Run this script in a separate environment: stable-baselines3, sb3-contrib and torchrl have dependencies that
+Esper does not need. Commands that install stable-baselines3, sb3-contrib and torchrl but keep an installed
+torch:
 
     pip install --no-deps stable-baselines3 sb3-contrib torchrl "tensordict>=0.14.3,<0.15"
     pip install --no-deps gymnasium farama-notifications cloudpickle pandas matplotlib python-dateutil six
     pip install --no-deps hoptorch pyvers orjson importlib_metadata zipp packaging numpy
 
-Golden files store inputs and results, so a test needs neither the library nor the random generator.
+Golden files store inputs and results, so a test needs neither the library nor its random generator.
 """
 # ruff: noqa: PLC0415  each library is imported only where it is used, so one of them is enough
 
@@ -47,11 +48,11 @@ def episodes(rng_seed: int, gamma: float, lam: float, *, truncated: bool) -> Cas
     rng = np.random.default_rng(rng_seed)
     envs, steps = 4, 12
     ended = rng.random((envs, steps)) < 0.2
-    # The first rollout ends with an episode, the second within an episode.
+    # Environment 0 ends an episode at the last step of the rollout; environment 1 does not.
     ended[0, -1], ended[1, -1] = True, False
     cut = ended & (rng.random((envs, steps)) < 0.5) & truncated
     values = np.array(_numbers(rng, envs, steps))
-    reached = np.array(_numbers(rng, envs, steps))  # Critic values of the states in which episodes end.
+    reached = np.array(_numbers(rng, envs, steps))  # Critic values of the last states of episodes.
     following = np.concatenate([values[:, 1:], reached[:, -1:]], axis=1)
     return {
         "gamma": gamma,
@@ -65,7 +66,9 @@ def episodes(rng_seed: int, gamma: float, lam: float, *, truncated: bool) -> Cas
 
 
 def choices(rng_seed: int, size: int) -> Case:
-    """Draw logits ``[row, size]``, masks with one, some or all values legal, and a legal action per row."""
+    """Draw logits ``[row, action]``, masks with one, some or all actions legal, and a legal action per
+    row.
+    """
     rng = np.random.default_rng(rng_seed)
     rows = 10
     mask = rng.random((rows, size)) < 0.6
@@ -80,7 +83,7 @@ def choices(rng_seed: int, size: int) -> Case:
 
 
 def updates(rng_seed: int, clip: float, value_clip: float) -> Case:
-    """Draw old and new logits ``[row, 5]`` so different that ratios are clipped on both sides."""
+    """Draw old and new logits ``[row, action]`` so different that PPO ratios are clipped on both sides."""
     rng = np.random.default_rng(rng_seed)
     rows, size = 24, 5
     return {
@@ -100,7 +103,9 @@ def updates(rng_seed: int, clip: float, value_clip: float) -> Case:
 
 
 def with_stable_baselines3() -> dict[str, list[Case]]:
-    """Compute advantages by ``RolloutBuffer``; truncated episodes add the bootstrap to the last reward."""
+    """Compute advantages by ``RolloutBuffer`` of stable-baselines3; the last reward of a truncated episode
+    includes the discounted value of the next state.
+    """
     from gymnasium import spaces
     from stable_baselines3.common.buffers import RolloutBuffer
 
@@ -135,7 +140,9 @@ def with_stable_baselines3() -> dict[str, list[Case]]:
 
 
 def with_sb3_contrib() -> dict[str, list[Case]]:
-    """Compute log-probabilities and entropies (in nats, not normalised) by ``MaskableCategorical``."""
+    """Compute log-probabilities and entropies (in nats, not normalised) by ``MaskableCategorical`` of
+    sb3-contrib.
+    """
     from sb3_contrib.common.maskable.distributions import MaskableCategorical
 
     def evaluated(case: Case) -> Case:
@@ -151,7 +158,9 @@ def with_sb3_contrib() -> dict[str, list[Case]]:
 
 
 def with_torchrl() -> dict[str, list[Case]]:
-    """Compute advantages with terminated and truncated episodes, and clipped losses with gradients."""
+    """Compute, by torchrl, advantages with terminated and truncated episodes, and clipped PPO losses with
+    gradients.
+    """
     from torchrl.objectives.value.functional import generalized_advantage_estimate
 
     def advantages(case: Case) -> list[Any]:
@@ -238,7 +247,7 @@ LIBRARIES: dict[str, Callable[[], dict[str, list[Case]]]] = {
 
 
 def generate(library: str) -> dict[str, Any]:
-    """Return the golden document of one library, computed by the installed version."""
+    """Return the content of the golden file of one library, computed by its installed version."""
     return {
         "library": library,
         "version": version(library),
@@ -249,14 +258,14 @@ def generate(library: str) -> dict[str, Any]:
 
 
 def load(library: str) -> dict[str, Any]:
-    """Return the committed golden document of one library."""
+    """Return the content of the committed golden file of one library."""
     document: dict[str, Any] = json.loads((FOLDER / f"{library}.json").read_text(encoding="utf-8"))
     return document
 
 
 def find_differences(found: Any, wanted: Any, at: str = "") -> list[str]:
-    """Return the differences of two golden documents beyond the tolerance; versions of libraries are
-    ignored.
+    """Return the differences beyond the tolerance between the contents of two golden files; versions of
+    libraries are not compared.
     """
     if isinstance(wanted, dict):
         names = sorted((set(found) | set(wanted)) - {"version", "torch"})
@@ -272,7 +281,9 @@ def find_differences(found: Any, wanted: Any, at: str = "") -> list[str]:
 
 
 def _format(document: dict[str, Any]) -> str:
-    """Return JSON with one line per field of a golden case, so that diffs are readable."""
+    """Return the content of a golden file as JSON with one line per field of a test case, so that diffs are
+    readable.
+    """
     head = {name: value for name, value in document.items() if isinstance(value, str)}
     lines = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
     for name, cases in document.items():

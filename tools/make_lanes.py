@@ -1,7 +1,9 @@
-"""Make docs/images/lanes.svg: the chart of one episode in a report, from a real run.
+"""Make docs/images/lanes.svg: the chart of the slots of one episode in a report, from a real run.
 
-python tools/make_lanes.py                 run `esper run --task digits_impaired` and draw it
-python tools/make_lanes.py RUN_DIRECTORY   draw an existing run
+    python tools/make_lanes.py                 run `esper run --task digits_impaired` and draw it
+    python tools/make_lanes.py RUN_DIRECTORY   draw an existing run
+
+Without RUN_DIRECTORY, a new run is written to a temporary folder.
 """
 
 import argparse
@@ -19,7 +21,7 @@ MARGIN = 16
 
 
 def on_paper(svg: str) -> str:
-    """Return the SVG with a margin and a background, so that it is readable on any page."""
+    """Return the SVG with a margin and a background, so that the chart is readable on any page."""
 
     def widened(box: re.Match[str]) -> str:
         width, height = (float(size) + 2 * MARGIN for size in box.groups())
@@ -29,7 +31,7 @@ def on_paper(svg: str) -> str:
 
 
 def main() -> None:
-    """Draw the slot lanes of the given run, or of a new run."""
+    """Write the chart of the slots of the given run, or of a new run."""
     parser = argparse.ArgumentParser(description="Draw the lanes of the documents.")
     parser.add_argument("run", nargs="?", type=Path, help="a run directory; a new run unless given")
     given = parser.parse_args().run

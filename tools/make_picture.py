@@ -3,7 +3,8 @@
     python tools/make_picture.py                 run `esper run --task digits_impaired` and draw it
     python tools/make_picture.py RUN_DIRECTORY   draw an existing run
 
-``esper watch`` draws its screen with the same function. Two pictures made by this tool differ only in times.
+``esper watch`` draws its screen with the same function as this script. The pictures of two new runs differ
+only in the displayed times.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from esper.run.run_config import run_config
 PICTURE = Path(__file__).resolve().parents[1] / "docs" / "images" / "run.svg"
 WIDTH = 80
 
-# The SVG frame of rich is used without its web font, so that showing the picture fetches nothing.
+# SVG template of the package rich without its web font, so that showing the picture downloads nothing.
 SVG_FORMAT = """\
 <svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
   <style>
@@ -56,7 +57,7 @@ SVG_FORMAT = """\
 
 
 def last_screen(directory: Path) -> str:
-    """Return the screen after the last row of a run, as SVG."""
+    """Return the terminal screen after the last row of a run, as SVG."""
     run = open_run(directory)
     console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(screen(run, WIDTH))
@@ -65,14 +66,15 @@ def last_screen(directory: Path) -> str:
 
 
 def main() -> None:
-    """Draw the terminal screen of the given run, or of a new run."""
+    """Write the picture of the terminal screen of the given run, or of a new run."""
     parser = argparse.ArgumentParser(description="Draw the picture of the README.")
     parser.add_argument("run", nargs="?", type=Path, help="a run directory; a new run unless given")
     given = parser.parse_args().run
     with tempfile.TemporaryDirectory() as scratch:
         directory = given or Path(scratch) / "run"
         if given is None:
-            # One thread, as in ``esper run``, because more threads change the order of floating-point sums.
+            # Torch uses one thread, as in ``esper run``, because more threads change the order of
+            # floating-point sums.
             torch.set_num_threads(1)
             run_arm(run_config(task="digits_impaired"), "heuristic", directory)
         picture = last_screen(directory)

@@ -1,7 +1,7 @@
-"""Write the references of the documentation from the code: ``python -m tools.make_reference``.
+"""Write the reference pages of the documentation from the code: ``python -m tools.make_reference``.
 
-``docs/metrics.md`` lists the columns of every table, ``docs/alerts.md`` the alert rules. Tests compare both
-files with the output of this module.
+``docs/metrics.md`` lists the columns of every telemetry table, ``docs/alerts.md`` the alert rules. Tests
+compare ``docs/metrics.md`` and ``docs/alerts.md`` with the output of this module.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 UNITS = {UpdateRow: "update", EpisodeRow: "episode", SeedRow: "epoch", ResourceRow: "resource row"}
-"""Unit in which the delay of an alert rule is counted, by the row type that the rule reads."""
+"""Unit in which the delay of an alert rule is counted; the key is the row type that the rule reads."""
 METRICS = """\
 # What a run records
 
@@ -75,7 +75,7 @@ def _section(table: str) -> str:
 
 
 def band(column: ColumnSpec) -> str:
-    """Return the recommended band of a column in words; empty if the column has no band."""
+    """Return the normal range of a column in words, such as "0 to 1"; empty if the column has no range."""
     low, high = column.low, column.high
     if low is not None and high is not None:
         return f"{low:g} to {high:g}"

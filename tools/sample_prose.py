@@ -38,7 +38,7 @@ def split_sentences(text: str) -> list[str]:
     for line in text.splitlines():
         if _SECTION.fullmatch(line):
             in_section = True
-        # The description of an argument starts a new sentence.
+        # The description of each argument in a docstring is a separate sentence.
         elif in_section and re.match(" {4}[^ ]", line):
             lines.append(f"\n{line}")
         elif in_section or not line.startswith("    "):

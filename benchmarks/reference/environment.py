@@ -1,8 +1,10 @@
-"""Step of one environment in plain PyTorch, the reference of ``bench_environment_step``.
+"""Environment step in plain PyTorch, with which ``bench_environment_step`` compares the environment step of
+Esper.
 
-Tensors are NCHW, each slot has an optimiser, and each on/off configuration of the seeds is one full forward
-pass. The reference uses optimisations that need no extra code: ``foreach`` optimisers, in-place activations,
-inference mode for validation. The reference has no telemetry rows, gates, random streams or slot tables.
+Tensors have NCHW layout. Every slot has its own optimiser. On/off configurations of the seeds are scored by
+one full forward pass per configuration. The plain PyTorch step uses optimisations that need no extra code:
+``foreach`` optimisers, in-place activations, inference mode for validation. The plain PyTorch step has no
+telemetry rows, gates, random streams or slot tables.
 """
 
 import copy
@@ -21,7 +23,9 @@ MOMENTUM = 0.9
 
 
 class Network(nn.Module):
-    """CNN of convolution, GroupNorm and ReLU blocks with pooling; a 3×3 seed can follow each block."""
+    """CNN of convolution, GroupNorm and ReLU blocks with pooling; a seed (3×3 convolution) can follow each
+    block.
+    """
 
     def __init__(self, widths: Sequence[int], channels: int, classes: int) -> None:
         super().__init__()
@@ -36,7 +40,7 @@ class Network(nn.Module):
         self.seeds = nn.ModuleDict()
 
     def forward(self, x: Tensor, alphas: dict[int, float]) -> Tensor:
-        """Return logits with the seeds of the slots in ``alphas`` blended in."""
+        """Return logits, with the seed of each slot in ``alphas`` blended in at its alpha."""
         h = x
         for index, block in enumerate(self.blocks):
             h = block(h)
@@ -46,7 +50,7 @@ class Network(nn.Module):
 
 
 class Recipe(NamedTuple):
-    """Hyper-parameters of a host's training."""
+    """Hyper-parameters of the training of a host network."""
 
     rate: float
     clip: float
@@ -56,7 +60,8 @@ class Recipe(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Measurements of an environment step; contributions and Shapley values are by slot."""
+    """Measurements of one environment step: two losses, and the contribution and Shapley value of each
+    seed."""
 
     train_loss: float
     val_loss: float
@@ -65,7 +70,7 @@ class Measured(NamedTuple):
 
 
 class Environment:
-    """Host with seeds, data and optimisers."""
+    """Environment in plain PyTorch: a host with its seeds, data and optimisers."""
 
     def __init__(
         self,
@@ -90,7 +95,7 @@ class Environment:
         return torch.optim.SGD(parameters, lr=self.recipe.rate, momentum=MOMENTUM, foreach=True)
 
     def plant(self, slot: int) -> None:
-        """Add a 3×3 convolution with zero weights behind the block."""
+        """Plant a seed, a 3×3 convolution with zero weights, behind the block ``slot``."""
         width = self.network.blocks[slot][-2].num_channels
         seed = nn.Conv2d(width, width, 3, padding=1)
         for weight in seed.parameters():
@@ -100,7 +105,7 @@ class Environment:
         self.born[slot] = self.epoch
 
     def step(self, alphas: dict[int, float]) -> Measured:
-        """Train an epoch with the seeds blended at ``alphas``, then score every on/off configuration of the
+        """Train one epoch with the seeds at the given alphas, then score every on/off configuration of the
         seeds.
         """
         train_loss = self._train(alphas)
@@ -155,8 +160,8 @@ class Environment:
 
     @torch.inference_mode()
     def _score(self, alphas: dict[int, float]) -> tuple[dict[tuple[int, ...], float], ...]:
-        """Return loss and accuracy in per cent of every on/off configuration, by the slots whose seeds are
-        on.
+        """Return validation loss and accuracy (per cent) of every on/off configuration of the seeds; keys are
+        the slots whose seeds are on.
         """
         self.network.eval()
         x, y = self.validation

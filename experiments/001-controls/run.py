@@ -8,13 +8,15 @@ incubation that has been removed since; they are lost when the script is run aga
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from cells import Cell, run_cells
-
 from esper.karn.statistics import estimate, paired_difference
 from esper.tolaria.seeding import TEST_SEEDS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell, run_cells
 
 RNG_SEEDS = TEST_SEEDS[:10]
 HERE = Path(__file__).parent

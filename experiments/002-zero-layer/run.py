@@ -8,10 +8,10 @@ blueprint is registered per process.
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import torch
-from cells import Cell, run_cell
 from torch import Tensor, nn
 
 from esper import register_blueprint
@@ -20,6 +20,9 @@ from esper.kasmina.blueprints import unregister_blueprint
 from esper.kasmina.blueprints.conv import HEAVY_MIN_HIDDEN
 from esper.run.run_config import run_config
 from esper.tolaria.seeding import TEST_SEEDS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell, run_cell
 
 RNG_SEEDS = TEST_SEEDS[:10]
 HERE = Path(__file__).parent

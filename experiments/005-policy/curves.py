@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from cells import Cell
-
 from esper.leyline import HEAD_NAMES
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell
 
 WIDTH, LEFT, RIGHT = 760, 52, 190
 COLOURS = ("#0072b2", "#d55e00", "#009e73")

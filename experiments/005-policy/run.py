@@ -22,7 +22,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cells import Cell, means_by_rng_seed, run_cells
 from curves import draw_curves
 
 from esper.karn.run import read_rows
@@ -31,6 +30,9 @@ from esper.leyline import HEAD_NAMES
 from esper.leyline.rows import UpdateRow
 from esper.run.run_config import training_config
 from esper.tolaria.seeding import TEST_SEEDS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell, means_by_rng_seed, run_cells
 
 HERE = Path(__file__).parent
 TASK = "digits_impaired"

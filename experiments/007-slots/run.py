@@ -16,7 +16,7 @@ import torch
 from esper.leyline import Head, LifecycleOp
 from esper.run.policy_training import task_of
 from esper.run.run_config import TrainingConfig
-from esper.simic.training.trainer import IterationSummary, Trainer
+from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.policy.distributions import MaskedCategorical
 
 HERE = Path(__file__).parent
@@ -34,7 +34,7 @@ def entropy_of_preference(count: int) -> float:
     return MaskedCategorical(logits, torch.ones(1, count, dtype=torch.bool)).entropy().item()
 
 
-def train(count: int, rng_seed: int) -> tuple[list[IterationSummary], float]:
+def train(count: int, rng_seed: int) -> tuple[list[Iteration], float]:
     """The iterations of a short training, and how often one slot was germinated in its first iteration."""
     config = TrainingConfig(slots=count, rng_seed=rng_seed, **SETTINGS)
     trainer = Trainer(task_of(config), config)

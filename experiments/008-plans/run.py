@@ -11,14 +11,16 @@ anew.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from cells import Cell, run_cells
 
 from esper.karn.statistics import estimate, paired_difference
 from esper.run.run_config import TrainingConfig
 from esper.tolaria.seeding import TRAINING_SEEDS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell, run_cells
 
 HERE = Path(__file__).parent
 RNG_SEEDS = TRAINING_SEEDS[7000:7024]

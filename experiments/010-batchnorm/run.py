@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
-from esper.growth import measuring
 from esper.karn.statistics import estimate
+from esper.kasmina import contributions as measuring
 from esper.tolaria.batches import BatchCursor
 from esper.tolaria.tasks.digits import load_digits
 

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cells import Cell, run_cells
-
 from esper.karn.statistics import estimate, paired_difference
 from esper.tolaria.seeding import TEST_SEEDS
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell, run_cells
 
 HERE = Path(__file__).parent
 RNG_SEEDS = TEST_SEEDS[:5]

@@ -12,10 +12,11 @@ budgeted.json and budgeted.md beside this file.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from cells import Cell
 from run import HERE, NETWORKS, RNG_SEEDS, TASK, plan, plant
 
 from esper.karn.statistics import estimate, paired_difference
@@ -25,6 +26,9 @@ from esper.run.factories import one_thread
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import task_named
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell
 
 UNCHANGED = task_named(TASK)
 BUDGETED = replace(

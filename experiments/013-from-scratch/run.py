@@ -11,10 +11,9 @@ rewrites results.json and table.md beside this file.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from cells import Cell, run_cells
 
 from esper.karn.statistics import estimate, paired_difference
 from esper.kasmina import lifecycle
@@ -23,6 +22,9 @@ from esper.run.factories import one_thread
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import TEST_SEEDS
 from esper.tolaria.tasks import task_named
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from cells import Cell, run_cells
 
 HERE = Path(__file__).parent
 TASK = "digits_impaired"

@@ -14,6 +14,7 @@ heats of 20 and 40 batches; ``table`` writes table.md.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -25,11 +26,11 @@ from pairs import FAMILIES, INTENTS, draw_pair
 from torch.utils.data import DataLoader, TensorDataset
 from truth import host_loss, host_of, kind_of, longer, measure, values
 
-from esper.growth import diagnosing
 from esper.growth.race import Course, Heat
 from esper.karn.statistics import estimate
 
 HERE = Path(__file__).parent
+diagnosing = importlib.import_module("esper.growth.diagnose")  # esper.growth.diagnose is also a function
 FIRST_NUMBER = {"selection": 0, "first-test": 1000, "second-test": 2000, "test": 3000}
 EACH = 8
 """Pairs of each kind."""

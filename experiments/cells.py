@@ -1,4 +1,4 @@
-"""Episodes of this experiment as records: arms × rng seeds, paired by rng seed."""
+"""Episodes of an experiment as records: arms × rng seeds, paired by rng seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from esper.tolaria.episode_report import EpisodeReport
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One episode of an arm; the scores are those of the committed network."""
+    """Record of one episode of an arm; the scores are those of the committed network."""
 
     arm: str
     rng_seed: int
@@ -47,23 +47,37 @@ def run_cell(arm: str, config: RunConfig, episode: int = 0) -> Cell:
 
 
 def run_cells(
-    arms: Mapping[str, Mapping[str, object]], rng_seeds: Sequence[int], episodes: int
+    arms: Mapping[str, Mapping[str, object]],
+    rng_seeds: Sequence[int],
+    on_cell: Callable[[Cell], None] = lambda cell: None,
+    *,
+    episodes: int = 1,
 ) -> dict[str, list[Cell]]:
-    """Run every arm (settings of a ``RunConfig``) with every rng seed, in two processes."""
+    """Run the episodes of every arm (settings of a ``RunConfig``) and rng seed, in two processes.
+
+    Args:
+        arms: Settings of each arm by its name.
+        rng_seeds: Rng seeds, the same for every arm.
+        on_cell: Called with each record when its episode has ended.
+        episodes: Number of episodes per arm and rng seed.
+    """
     runs = [(rng_seed, episode) for rng_seed in rng_seeds for episode in range(episodes)]
     jobs = [
         (arm, run_config(**settings, rng_seed=rng_seed), episode)
         for arm, settings in arms.items()
         for rng_seed, episode in runs
     ]
-    results = {(cell.arm, cell.rng_seed, cell.episode): cell for cell in in_processes(run_cell, jobs, 2)}
+    results: dict[tuple[str, int, int], Cell] = {}
+    for cell in in_processes(run_cell, jobs, 2):
+        results[cell.arm, cell.rng_seed, cell.episode] = cell
+        on_cell(cell)
     return {arm: [results[arm, *run] for run in runs] for arm in arms}
 
 
 def means_by_rng_seed(
     results: Mapping[str, Sequence[Cell]], score: Callable[[Cell], float]
 ) -> dict[str, list[float]]:
-    """Return one number per arm and rng seed, the mean over its episodes, in the order of the cells."""
+    """Return the mean score over the episodes of each arm and rng seed, in the order of the cells."""
     means: dict[str, list[float]] = {}
     for arm, cells in results.items():
         scores: dict[int, list[float]] = {}
