@@ -224,7 +224,7 @@ def assert_prune_leaves_nothing(episode: Episode) -> None:
     assert len(trial.optimiser.param_groups) == 1
     assert {id(parameter) for parameter in trial.optimiser.state} <= host
     assert (slot.graft, slot.handle) == (None, None)
-    assert not slot.parent[0]._forward_hooks
+    assert not slot.place.module._forward_hooks
     assert model.seed_parameters(SLOT) == []
     assert (model.incubating, model.blended) == ([], [])
 

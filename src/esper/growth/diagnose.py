@@ -25,11 +25,11 @@ from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import BlueprintError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
-    "feature_map": ("conv_light", "conv_heavy"),
-    "tokens": ("mlp_small", "attention"),
-    "features": ("lora", "mlp_small"),
+    "feature_map": ("stack", "conv_light", "conv_heavy"),
+    "tokens": ("stack", "mlp_small", "attention"),
+    "features": ("stack", "lora", "mlp_small"),
 }
-"""Default candidates: a cheap blueprint and a larger one for each topology."""
+"""Default candidates for each topology: one more block, a cheap side module and a larger one."""
 DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
 
 
@@ -80,7 +80,7 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         sample = inputs_of(race.training[0]) if sample is None else sample
         named = [blueprints] if isinstance(blueprints, str) else blueprints
         tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)
-        race.find_candidates(find_sites(race.host, slots, sample), tried)
+        race.find_candidates(find_sites(race.host, slots, sample), tried, sample)
         if not race.candidates:
             raise BlueprintError("none of the blueprints fits a place; name others with blueprints=[…]")
         race.run()
@@ -93,7 +93,8 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
     """Plant a permanent seed after the submodule ``place``.
 
     The network stays a plain module of its class. The output of the network does not change until the next
-    training step, because the output of a new seed is zero. Construct the optimiser after planting, or add
+    training step, because the output of a new seed is zero; so are the output projections of a copied block,
+    if the block is residual. Construct the optimiser after planting, or add
     the seed's parameters to the optimiser.
 
     Args:

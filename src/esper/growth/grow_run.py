@@ -177,7 +177,8 @@ class GrowRun:
             ledger.timed("race"),
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
         ):
-            race.find_candidates([growth.network.sites[i] for i in self._free_slots()], RACED_BLUEPRINTS)
+            sites = [growth.network.sites[i] for i in self._free_slots()]
+            race.find_candidates(sites, RACED_BLUEPRINTS, growth.sample)
             most, found = MOST_COST * race.host_flops, []
             race.candidates = [c for c in race.candidates if c.parameters <= room and c.flops <= most]
             fits = bool(race.candidates)

@@ -136,18 +136,18 @@ class SanityChecks:
 
     def born(self, slot: int) -> None:
         """Store the sums of squares of a new seed's weights, to find out later whether the seed learns."""
-        self._seen[slot] = _squares(self._network.slots[slot])
+        self._seen[slot] = _squares(self._network.slots[slot].held)
         self._unchanged.discard(slot)
         own = self._network.slots[slot]
         left = [c for c in COPIES if c.token == own.token and c.site == own.site and c.graft is None]
-        self._copies.update({copy: _squares(copy.parent[0]) for copy in left})
+        self._copies.update({copy: _squares(copy.place.module) for copy in left})
 
     def check_training(self) -> list[GrowthEvent]:
         """Warn of seeds that do not change or are not finite, of copies that lack a seed, and of
         recompilation limits."""
         events = []
         for slot in np.flatnonzero(self._network.table.in_forward[0]).tolist():
-            now, seed = _squares(self._network.slots[slot]), self._narrator.seed(slot)
+            now, seed = _squares(self._network.slots[slot].held), self._narrator.seed(slot)
             if now == self._seen.get(slot) and slot not in self._unchanged:
                 self._unchanged.add(slot)
                 sentence = (
@@ -161,7 +161,7 @@ class SanityChecks:
                 events.append(self._narrator.warning(sentence, slot))
             self._seen[slot] = now
         # Warn of an updated copy without the seeds, such as a weight average that the user computes by hand.
-        if any(_squares(copy.parent[0]) != before for copy, before in self._copies.items()):
+        if any(_squares(copy.place.module) != before for copy, before in self._copies.items()):
             sentence = (
                 "a copy of the network is updated without having grown with it; name it, Growth(net,"
                 " optimizer, follow=[copy]), or copy the network again after growth"

@@ -76,7 +76,9 @@ class ManualGrowth:
         sites = find_sites(self.net, slots, sample)
         check_modes(self.net, sites, sample)
         token = uuid.uuid4().hex
-        self.network = MorphogeneticModel(self.net, rules, sites=sites, streams=lambda _: None, token=token)
+        self.network = MorphogeneticModel(
+            self.net, rules, sites=sites, streams=lambda _: None, token=token, sample=sample
+        )
         """Network with its slots; the states of the slots are in ``network.table``."""
         self.slots = self.network.slot_config.slot_ids
         """Names of the slots, in the order of the forward pass."""

@@ -25,11 +25,13 @@ from esper.growth.batch_training import (
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
 from esper.growth.race_runners import Limit, Paired, Probe, Runner, frozen, grafted, share_of_rate
-from esper.kasmina.blueprints import Topology, blueprint_named
-from esper.kasmina.compute import count_part, flop_counter
+from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named
+from esper.kasmina.compute import call_flops, count_part, flop_counter, forward_flops
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.graft import Graft
+from esper.kasmina.edits import captured_call, zero_outputs
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft
 from esper.kasmina.sites import Site
+from esper.kasmina.slot import place_in, without_slots
 from esper.leyline import BlueprintError, DataError, Style
 
 Blueprints = Mapping[Topology, Sequence[str]]
@@ -68,9 +70,9 @@ stays after the first heat."""
 RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 """Settings of a race inside ``esper.grow``: two heats."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
-    "feature_map": ("conv_light",),
-    "tokens": ("mlp_small", "attention"),
-    "features": ("mlp_small",),
+    "feature_map": ("stack", "conv_light"),
+    "tokens": ("stack", "mlp_small", "attention"),
+    "features": ("stack", "mlp_small"),
 }
 """Blueprints of the candidates in a race inside ``esper.grow``, by topology."""
 VALIDATION_SAMPLES: Final = 2048
@@ -168,21 +170,40 @@ class Race:
     def _measuring_flops(self, seed_flops: int) -> float:
         return self.probe.samples * (self.host_flops + seed_flops)
 
-    def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints) -> None:
-        """Add a candidate for every site and every blueprint that fits the site."""
+    def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints, sample: Any) -> None:
+        """Add a candidate for every site and every blueprint that fits the site.
+
+        Candidates do not change the output at birth. So a copied block is a candidate only if it becomes a
+        block of the network and can start with zeroed output projections.
+
+        Args:
+            sites: Sites of the host.
+            blueprints: Names of blueprints by topology.
+            sample: Input that the network is called with.
+        """
         like = next((p for p in self.host.parameters() if p.is_floating_point()), torch.empty(0))
         for site in sites:
             for name in blueprints[site.topology]:
                 spec = blueprint_named(name, site.topology)
-                if spec.copies:
-                    raise BlueprintError(
-                        f"blueprint '{name}' copies a block and does not start at zero, which a diagnosis"
-                        " measures from; name others"
-                    )
-                if spec.fits(site.width, copyable=False):
-                    graft = Graft(site, spec, Style.LINEAR_ADD, None)
+                if spec.copies and site.insertion is not None:
+                    self._add_block(site, spec, sample)
+                elif spec.fits(site.width, copyable=False):
+                    graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
                     flops = count_part(graft, site.shape[1:]).forward
                     self.candidates.append(Candidate(site, name, graft.to(like), flops))
+
+    def _add_block(self, site: Site, spec: BlueprintSpec, sample: Any) -> None:
+        """Add a copy of the block at ``site`` as a candidate, unless the copy cannot start without effect."""
+        assert site.insertion is not None
+        source = place_in(self.host, site).module
+        graft = BlockGraft(site, spec, Style.LINEAR_ADD, without_slots(source).requires_grad_(True))
+        called = captured_call(self.host, source, sample)
+        try:
+            zero_outputs(graft.seed, called, graft.argument, site.output.features)
+        except BlueprintError:
+            return
+        share = call_flops(graft.seed, called) / forward_flops(self.host, sample)
+        self.candidates.append(Candidate(site, spec.name, graft, round(share * self.host_flops)))
 
     def run(self) -> bool:
         """Choose the candidates of the first heat and run all heats; return False if time or compute of the

@@ -23,9 +23,10 @@ from torch.optim import Optimizer
 
 from esper.growth.batch_training import Loss, loss_of, parts_of, size_of
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.graft import Graft
+from esper.kasmina.graft import BlockGraft, Graft
 from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
+from esper.kasmina.slot import place_in
 from esper.kasmina.transaction import uninterrupted
 from esper.leyline.errors import HostError
 
@@ -135,11 +136,19 @@ class Probe:
 @contextmanager
 def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
     """Add a seed to the forward pass of ``net`` for the duration of the context."""
+    place = place_in(net, site)
+    if isinstance(graft, BlockGraft):
+        graft.attach(*place)
+        try:
+            yield
+        finally:
+            graft.detach(place.container)
+        return
 
     def grow(_module: nn.Module, _args: Any, output: Any) -> Any:
         return site.output.replaced(output, graft(site.output.features(output)))
 
-    handle = net.get_submodule(site.path).register_forward_hook(grow)
+    handle = place.module.register_forward_hook(grow)
     try:
         yield
     finally:

@@ -98,7 +98,8 @@ class FollowedCopies:
                 other.hold(copy.deepcopy(graft))
 
     def _slot_in(self, module: nn.Module, index: int) -> SeedSlot:
-        return slots_of(module)[self._network.sites[index].path]
+        name = self._network.sites[index].name
+        return next(slot for slot in slots_of(module).values() if slot.site.name == name)
 
     def seed_planted(self, slot: int, graft: Graft) -> None:
         """Plant a copy of the new seed in every copy of the network."""
@@ -221,7 +222,7 @@ class ProcessGroup:
     def seed_planted(self, _slot: int, graft: Graft) -> None:
         """Copy the new seed's weights from process 0, and average its gradients after every backward pass."""
         if self.is_active:
-            for tensor in (*graft.parameters(), *graft.buffers()):
+            for tensor in graft.tensors():
                 dist.broadcast(tensor.detach(), src=0)
             for parameter in graft.parameters():
                 self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(self._queue)

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
-from esper.kasmina.graft import Graft, change, shadow_size
+from esper.kasmina.edits import BlockCall, captured_call
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, description_of, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.slot import without_slots
 from esper.leyline import Stage, Style
 
 _BATCH = 2
@@ -120,6 +120,29 @@ def forward_flops(net: nn.Module, sample: Any) -> float:
     return float(max(counter.get_total_flops(), 1))
 
 
+def call_flops(block: nn.Module, called: BlockCall) -> float:
+    """Return the FLOPs of one forward pass of a block with the given arguments."""
+    args, kwargs = copy.deepcopy(called)
+    with untouched(block, training=False), flop_counter() as counter, layer_by_layer(), torch.no_grad():
+        block(*args, **kwargs)
+    return float(counter.get_total_flops())
+
+
+class _BlockPart(nn.Module):
+    """Block with the other arguments that the network passes to it, used to count FLOPs."""
+
+    def __init__(self, model: MorphogeneticModel, slot: int, graft: BlockGraft, sample: Tensor) -> None:
+        super().__init__()
+        source = model.slots[slot].place.module
+        self.block, self.features, self.site = graft.seed, graft.argument, graft.site
+        self.called = captured_call(model.host, source, sample.expand(_BATCH, *sample.shape).contiguous())
+
+    def forward(self, h: Tensor) -> Tensor:
+        h = h.transpose(*self.site.swap) if self.site.swap else h
+        args, kwargs = self.features.replaced(*copy.deepcopy(self.called), h)
+        return self.site.output.features(self.block(*args, **kwargs))  # type: ignore[no-any-return]
+
+
 class _SeedPart(nn.Module):
     """Module of a seed with its gate, used to count FLOPs."""
 
@@ -202,9 +225,15 @@ class FlopMeter:
 
     def germinated(self, slot: int) -> None:
         """Count the FLOPs of a seed that was just attached."""
-        graft = self.model.slots[slot].held
-        self._seeds[slot] = count_part(_SeedPart(graft.seed, graft.gate), graft.site.shape[1:])
+        self._seeds[slot] = self._count_graft(slot, self.model.slots[slot].held)
         self._spent[slot] = 0
+
+    def _count_graft(self, slot: int, graft: Graft) -> PartCost:
+        is_block = isinstance(graft, BlockGraft)
+        part: nn.Module = (
+            _BlockPart(self.model, slot, graft, self.sample) if is_block else _SeedPart(graft.seed, graft.gate)
+        )
+        return count_part(part, graft.site.shape[1:])
 
     def removed(self, slot: int) -> None:
         """Add all FLOPs spent on the removed seed of ``slot`` to the ledger's FLOPs of pruned seeds."""
@@ -268,11 +297,8 @@ class FlopMeter:
             self._candidates[slot] = costs = []
             for index in space.blueprints:
                 if (slot, index) not in space.unfit:
-                    spec = self.model.blueprint(slot, index)
-                    with TorchStream(0):  # FLOPs do not depend on the values of the weights.
-                        block = without_slots(*place.block) if spec.copies else None
-                        seed = Graft(place.site, spec, Style.LINEAR_ADD, block).seed
-                    cost = count_part(seed, place.site.shape[1:])
+                    wanted = description_of(self.model.blueprint(slot, index).name, Style.LINEAR_ADD)
+                    cost = self._count_graft(slot, place.rebuilt(wanted, torch.empty(0)))
                     costs.append(cost.forward + cost.to_all)
         return self._candidates[slot]
 
@@ -297,7 +323,9 @@ class FlopMeter:
     def _incubation(self, slot: int, batch: int) -> int:
         seed = self._seeds[slot]
         # ``change`` also computes the gradient of the seed's input, which incubation does not need.
-        own = seed.to_all if self.model.slots[slot].held.change is change else seed.to_parameters
+        graft = self.model.slots[slot].held
+        is_whole = isinstance(graft, SideGraft) and graft.change is change
+        own = seed.to_all if is_whole else seed.to_parameters
         segmented = self.model.segments is not None
         others = [self._seeds[s] for s in self.model.blended if s > slot or not segmented]
         parts = (self._segments[slot + 1 :] if segmented else self._segments) + others

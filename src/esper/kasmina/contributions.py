@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Any, Final
@@ -181,7 +181,7 @@ class MetricScorer:
     """Scores on/off configurations by a user's metric; every evaluation uses the same random numbers.
 
     Args:
-        model: Network whose seeds are switched off by alpha 0, so that torch.compile does not recompile.
+        model: Network whose seeds are switched off.
         evaluate: Function that returns the metric of the network.
         higher_is_better: Whether a larger metric is better; False for a loss.
         calibrate: Training batches from which batch-normalisation statistics of each configuration are
@@ -232,18 +232,13 @@ class MetricScorer:
     def _without(self, off: Sequence[int]) -> list[float]:
         if not off and self._calibrate is None:
             return self.values
-        alphas = [self._model.slots[slot].held.alpha for slot in off]
-        before = [alpha.clone() for alpha in alphas]
-        try:
-            for alpha in alphas:
-                alpha.zero_()
+        with ExitStack() as switches:
+            for slot in off:
+                switches.enter_context(self._model.slots[slot].held.switched_off())
             if self._calibrate is not None:
                 self._recalibrate(self._calibrate)
             torch.set_rng_state(self._position)
             return self._run()
-        finally:
-            for alpha, value in zip(alphas, before, strict=True):
-                alpha.copy_(value)
 
     def _recalibrate(self, batches: Iterable[Any]) -> None:
         """Recompute the batch-normalisation statistics of the network on training batches."""

@@ -1,4 +1,4 @@
-"""Grafts: seeds with their gates in the forward pass of a network.
+"""Grafts: seeds in the forward pass of a network, beside its layers or as blocks of its containers.
 
 Every blend operator is ``h + alpha * change(h)``. For a delta d the change is d (ADD), h·tanh(d) (MULTIPLY)
 or g(h)·d (GATE), so it is exactly zero if d is zero. Because of the term h, the gradient into the host
@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import BlueprintSpec, Topology
+from esper.kasmina.edits import BlockContainer
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
+from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
 
 SHADOW_MIN_SAMPLES: Final = 32
@@ -90,6 +95,74 @@ def pure_change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Mo
 
 
 class Graft(nn.Module):
+    """Seed with its alpha in the forward pass of a network; subclasses define how the seed is attached.
+
+    Args:
+        site: Position of the slot in the network.
+        name: Name of the seed's blueprint.
+        style: Index of the blend style.
+    """
+
+    alpha: Tensor
+    description: Tensor
+    participation: Participation
+    features: Tensor | None
+    seed: nn.Module
+
+    def __init__(self, site: Site, name: str, style: int, *, is_stored: bool) -> None:
+        super().__init__()
+        self.site = site
+        self.operator = STYLE_OPERATORS[style]
+        self.gate: nn.Module | None = None
+        self.stream: TorchStream | None = None
+        """Random stream for dropout in the seed; None for torch's global generator."""
+        self.stochastic = False
+        """Whether the seed draws random numbers in training mode."""
+        # Alpha is a 0-d buffer and not a float, because torch.compile would recompile for every new float.
+        self.register_buffer("alpha", torch.ones(()), persistent=is_stored)
+        # Blueprint and style are a buffer, so that they are part of every state dict.
+        self.register_buffer("description", description_of(name, style), persistent=is_stored)
+        self.features = None
+        vars(self)["participation"] = Participation()
+
+    def attach(self, module: nn.Module, container: BlockContainer | None) -> RemovableHandle | None:
+        """Add the seed to the forward pass of the network, behind ``module``; return the handle of the
+        forward hook of ``module``, if there is one."""
+        raise NotImplementedError
+
+    def detach(self, container: BlockContainer | None) -> None:
+        """Remove the seed from the container that it was inserted into, if it was."""
+        raise NotImplementedError
+
+    @property
+    def copied_block(self) -> nn.Module:
+        """Copy of a block that the seed has or is."""
+        raise NotImplementedError
+
+    def take_part(self, participation: Participation) -> None:
+        """Set how the seed takes part in later forward passes, for example at which alpha."""
+        # Assigning through vars avoids nn.Module.__setattr__, which would search parameters and submodules at
+        # every minibatch.
+        vars(self)["participation"] = participation
+
+    def set_alpha(self, alpha: float) -> None:
+        """Set the alpha that the graft stores."""
+        self.alpha.fill_(alpha)
+
+    def switched_off(self) -> AbstractContextManager[None]:
+        """Switch the seed off inside the context."""
+        raise NotImplementedError
+
+    def tensors(self) -> list[Tensor]:
+        """Return every parameter and buffer of seed and gate."""
+        return [*self.parameters(), *self.buffers()]
+
+    def floats(self) -> list[Tensor]:
+        """Return every floating-point parameter and buffer of seed and gate."""
+        return [tensor.detach() for tensor in self.tensors() if tensor.is_floating_point()]
+
+
+class SideGraft(Graft):
     """Seed with its gate and alpha; runs as a forward hook that returns ``h + alpha * change(h)`` for
     features ``h``.
 
@@ -100,39 +173,38 @@ class Graft(nn.Module):
         block: Module without slots that a copying blueprint copies; other blueprints ignore it.
     """
 
-    alpha: Tensor
-    description: Tensor
-    participation: Participation
-    features: Tensor | None
-
     def __init__(self, site: Site, spec: BlueprintSpec, style: int, block: nn.Module | None) -> None:
-        super().__init__()
-        self.site = site
-        self.operator = STYLE_OPERATORS[style]
+        super().__init__(site, spec.name, style, is_stored=True)
         self.seed = spec.build(block if spec.copies and block is not None else site.width)
         self.gate = Gate(site.width, site.topology) if self.operator is BlendOperator.GATE else None
         self.swap = None if spec.copies else site.swap
         """Axes to transpose before the seed receives the features; None for a copied block."""
-        self.stream: TorchStream | None = None
-        """Random stream for dropout in the seed; None for torch's global generator."""
-        self.stochastic = False
-        """Whether the seed draws random numbers in training mode."""
         # The gradient of the seed's input is computed only for seeds with an affine GroupNorm, which need it
         # (ADR 0006); on a frozen network it costs time.
         norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in self.seed.modules())
         self.change = change if norms else pure_change
-        # Alpha is a 0-d buffer and not a float, because torch.compile would recompile for every new float.
-        self.register_buffer("alpha", torch.ones(()))
-        # Blueprint and style are a buffer, so that they are part of every state dict.
-        self.register_buffer("description", description_of(spec.name, style))
-        self.features = None
-        self.take_part(Participation())
 
-    def take_part(self, participation: Participation) -> None:
-        """Set how the seed takes part in later forward passes, for example at which alpha."""
-        # Assigning through vars avoids nn.Module.__setattr__, which would search parameters and submodules at
-        # every minibatch.
-        vars(self)["participation"] = participation
+    def attach(self, module: nn.Module, container: BlockContainer | None) -> RemovableHandle:  # noqa: ARG002
+        return module.register_forward_hook(self.train(module.training).on_forward)
+
+    def detach(self, container: BlockContainer | None) -> None:
+        """Do nothing: the slot removes the forward hook."""
+
+    @property
+    def copied_block(self) -> nn.Module:
+        block = self.seed.block
+        assert isinstance(block, nn.Module)
+        return block
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        """Set alpha to 0 inside the context, so that torch.compile does not recompile."""
+        before = self.alpha.clone()
+        try:
+            self.alpha.zero_()
+            yield
+        finally:
+            self.alpha.copy_(before)
 
     def on_forward(self, _module: nn.Module, _args: Any, output: Any) -> Any:
         """Blend the seed into the output of the slot's submodule; this method is the forward hook."""
@@ -165,10 +237,100 @@ class Graft(nn.Module):
         grown = torch.addcmul(seen, weight.to(seen.dtype), delta.to(seen.dtype))
         return grown.transpose(*self.swap) if self.swap else grown
 
-    def floats(self) -> list[Tensor]:
-        """Return every floating-point parameter and buffer of seed and gate."""
-        tensors = (*self.parameters(), *self.buffers())
-        return [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+
+class BlockGraft(Graft):
+    """Copy of a block, which the network runs as a member of the container that it is inserted into.
+
+    At alpha 1 the block runs as any other block. Otherwise a forward hook of the block returns ``h + alpha *
+    (block(h) - h)`` for features ``h``.
+
+    Args:
+        site: Position of the slot in the network.
+        spec: Blueprint of the seed.
+        style: Index of the blend style.
+        block: Copied block.
+
+    Raises:
+        BlueprintError: The style does not blend by addition.
+    """
+
+    def __init__(self, site: Site, spec: BlueprintSpec, style: int, block: nn.Module) -> None:
+        super().__init__(site, spec.name, style, is_stored=False)
+        if self.operator is not BlendOperator.ADD:
+            raise BlueprintError(
+                f"style {BLEND_IDS[style]} cannot blend a block of the network; choose linear_add"
+            )
+        assert site.insertion is not None
+        self.argument = site.insertion.features
+        self._block = (block,)  # A tuple, because the block is registered in its container.
+        self._is_full = True
+        """Whether alpha is 1."""
+        self._hook: RemovableHandle | None = None
+
+    @property
+    def seed(self) -> nn.Module:  # type: ignore[override]  # an attribute of other grafts
+        return self._block[0]
+
+    copied_block = seed
+
+    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+        """Return the parameters of the block, of which none is a direct parameter of the graft."""
+        return self.seed.parameters() if recurse else iter(())
+
+    def attach(self, module: nn.Module, container: BlockContainer | None) -> None:
+        assert container is not None
+        container.insert(module, self.seed.train(module.training))
+        self.take_part(self.participation)
+
+    def detach(self, container: BlockContainer | None) -> None:
+        assert container is not None
+        container.remove(self.seed)
+        self.set_hook(False)
+
+    def take_part(self, participation: Participation) -> None:
+        super().take_part(participation)
+        self.set_hook(not (participation.active and participation.alpha is None and self._is_full))
+
+    def set_alpha(self, alpha: float) -> None:
+        super().set_alpha(alpha)
+        vars(self)["_is_full"] = alpha == 1.0
+        self.take_part(self.participation)
+
+    @property
+    def has_hook(self) -> bool:
+        """Whether the block has a forward hook, because it is not at alpha 1 or is switched off."""
+        return self._hook is not None
+
+    def set_hook(self, needed: bool) -> None:
+        """Register or remove the forward hook of the block."""
+        if needed and self._hook is None:
+            self._hook = self.seed.register_forward_hook(self.on_forward, with_kwargs=True)
+        elif not needed and self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
+        before = self.participation
+        try:
+            self.take_part(Participation(active=False))
+            yield
+        finally:
+            self.take_part(before)
+
+    def on_forward(
+        self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """Blend the block's output with its input; this method is the forward hook of the block."""
+        part, where = self.participation, self.site.output
+        h = self.argument.value(args, kwargs)
+        if not part.active:
+            return where.replaced(output, h)
+        weight = (self.alpha if part.alpha is None else part.alpha).to(h)
+        return where.replaced(output, h + weight * (where.features(output) - h))
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.seed.parameters(), *self.seed.buffers()]
 
 
 def description_of(blueprint: str, style: int) -> Tensor:

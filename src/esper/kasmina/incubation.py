@@ -17,7 +17,6 @@ from torch.func import functional_call
 
 from esper.kasmina.graft import Participation, shadow_size
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.slot import RESERVED
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -49,7 +48,7 @@ def shadow_loss(
 def shadow_loss_of(model: MorphogeneticModel, slot: int, batch_loss: Callable[[], Tensor]) -> Tensor:
     """Return the loss that ``batch_loss`` computes on the shadow branch, with the seed at ``slot`` blended
     in."""
-    device = next(model.slots[slot].parameters()).device
+    device = next(model.slots[slot].held.parameters()).device
     return _in_shadow(model, slot, device, True, lambda _: batch_loss())
 
 
@@ -90,12 +89,14 @@ def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
     ``functional_call`` (torch 2.13) would put back the replacement instead of the original tensor, and a tied
     embedding would stop learning.
     """
-    own = f"network.host.{model.sites[slot].path}.{RESERVED}."
+    own = {id(tensor) for tensor in model.slots[slot].held.tensors()}
     frozen: dict[str, Tensor] = {}
     clones: dict[int, Tensor] = {}
     for prefix, module in model.named_modules(prefix="network"):
         for name, weight in module.named_parameters(prefix, recurse=False):
-            frozen[name] = weight.detach()
+            if id(weight) not in own:
+                frozen[name] = weight.detach()
         for name, buffer in module.named_buffers(prefix, recurse=False):
-            frozen[name] = clones.setdefault(id(buffer), buffer.clone())
-    return {name: tensor for name, tensor in frozen.items() if not name.startswith(own)}
+            if id(buffer) not in own:
+                frozen[name] = clones.setdefault(id(buffer), buffer.clone())
+    return frozen

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +17,15 @@ from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
-from esper.kasmina.graft import Graft, Participation, described, description_of
+from esper.kasmina.edits import captured_call, zero_outputs
+from esper.kasmina.graft import BlockGraft, Graft, Participation, SideGraft, described, description_of
 from esper.kasmina.host import Host
-from esper.kasmina.network_state import check_layout, check_state, loaded_graft, without_seeds
+from esper.kasmina.network_state import check_layout, check_state, loaded_grafts, without_seeds
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach
+from esper.kasmina.transaction import Transaction
 from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed
 from esper.leyline.rules import ActionSpace, LifecycleRules
 
@@ -34,6 +36,15 @@ StreamFactory = Callable[[str], TorchStream | None]
 def slot_streams(rng_seed: int) -> StreamFactory:
     """Return a function that derives the random stream of a slot from ``rng_seed`` and the slot id."""
     return lambda slot_id: TorchStream(derive_seed(rng_seed, "slot", slot_id))
+
+
+class Births(NamedTuple):
+    """How copies of blocks start."""
+
+    zero: bool = False
+    """Whether the output projections of a copy start at zero, so that it has no effect at birth."""
+    moments: bool = True
+    """Whether the optimiser state of the copied block is copied too."""
 
 
 class Follower(Protocol):
@@ -57,6 +68,8 @@ class MorphogeneticModel(nn.Module):
         streams: Function that returns the random stream of a slot; streams derived from rng seed 0 unless
             given.
         token: Identifier shared by all deep copies of the network.
+        sample: Input that the network is called with; needed to plant a copied block that starts without
+            effect.
 
     Raises:
         HostError: The network already has slots.
@@ -71,6 +84,7 @@ class MorphogeneticModel(nn.Module):
         table: SlotTable | None = None,
         streams: StreamFactory | None = None,
         token: str = "",
+        sample: Any = None,
     ) -> None:
         super().__init__()
         self._host_parameters = list(host.parameters())
@@ -79,6 +93,9 @@ class MorphogeneticModel(nn.Module):
         self.sites = list(host.sites if sites is None and isinstance(host, Host) else sites or ())
         self.slot_config = SlotConfig(tuple(site.name for site in self.sites))
         self.table = table if table is not None else SlotTable.empty(1, len(self.sites))
+        self.sample = sample
+        self.births = Births()
+        """How copied blocks start."""
         self.max_params: int | None = None
         """Largest number of parameters that all seeds together may have; None for no limit."""
         self.groups: OptimizerGroups | None = None
@@ -147,13 +164,13 @@ class MorphogeneticModel(nn.Module):
         segmented = self.segments is not None
         for index, slot in enumerate(self.slots):
             if slot.graft is not None:
-                slot.graft.alpha.fill_(float(alpha[index]))
+                slot.graft.set_alpha(float(alpha[index]))
                 slot.graft.features = None
                 taps = segmented and index in self.incubating
                 slot.graft.take_part(Participation(active=index in self.blended, taps=taps))
         # Parameters of seeds are listed here in advance, because iterating over modules at every minibatch
         # would take as long as a convolution.
-        self._seed_parameters = [list(slot.parameters()) for slot in self.slots]
+        self._seed_parameters = [slot.seed_parameters() for slot in self.slots]
 
     def slot(self, index: int) -> SeedSlot:
         """Return the slot module with the slot index ``index``."""
@@ -191,7 +208,7 @@ class MorphogeneticModel(nn.Module):
         """Let the optimisers of ``groups`` train all present and later seeds."""
         self.groups = groups
         for slot, graft in self._known.items():
-            groups.join(slot, self.sites[slot].path, graft.parameters())
+            groups.join(slot, self.slots[slot].place.module, graft.parameters())
 
     @property
     def _bound(self) -> OptimizerGroups:
@@ -213,12 +230,18 @@ class MorphogeneticModel(nn.Module):
         place, groups, spec = self.slots[slot], self._bound, self.blueprint(slot, blueprint)
         source = self._copied(slot) if spec.copies else None
         position = torch.get_rng_state()
-        graft = place.germinate(spec.name, style, like=self._like(slot), block=source)
+        births, zero = self.births, list[nn.Parameter]()
+
+        def prepare(seed: nn.Module) -> None:
+            if source is not None and births.zero:
+                zero.extend(self._start_without_effect(slot, source, seed))
+
+        graft = place.germinate(spec.name, style, like=self._like(slot), block=source, prepare=prepare)
         try:
             self._check_size(graft)
-            groups.join(slot, place.site.path, graft.parameters())
-            if source is not None:
-                groups.copy_moments(host_parameters(source), graft.seed.parameters())
+            groups.join(slot, place.place.module, graft.parameters())
+            if source is not None and births.moments:
+                groups.copy_moments(host_parameters(source), graft.seed.parameters(), zero)
             self._inform(slot, graft)
         except BaseException:  # An interrupt by Ctrl-C also removes the seed.
             self._known.pop(slot, None)
@@ -226,12 +249,22 @@ class MorphogeneticModel(nn.Module):
             place.remove()
             torch.set_rng_state(position)
             raise
-        self._seed_parameters[slot] = list(place.parameters())
+        self._seed_parameters[slot] = place.seed_parameters()
         return sum(p.numel() for p in graft.parameters())
 
     def _like(self, slot: int) -> Tensor:
-        near = self._bound.near(self.sites[slot].path)
+        near = self._bound.near(self.slots[slot].place.module)
         return near[0][0] if near else torch.empty(0)
+
+    def _start_without_effect(self, slot: int, source: nn.Module, seed: nn.Module) -> list[nn.Parameter]:
+        """Set the output projections of ``seed``, a copy of the block ``source``, to zero; return them."""
+        site = self.sites[slot]
+        if self.sample is None or site.insertion is None:
+            raise BlueprintError(
+                f"the block at slot {site.name} runs as a side module, and its copy cannot start without effect"
+            )
+        called = captured_call(self.host, source, self.sample)
+        return zero_outputs(seed, called, site.insertion.features, site.output.features)
 
     def _copied(self, slot: int) -> nn.Module | None:
         """Return the block that a ``stack`` seed at ``slot`` copies: the nearest upstream ``stack`` seed that
@@ -240,7 +273,7 @@ class MorphogeneticModel(nn.Module):
         for index, earlier in enumerate(self.slots[:slot]):
             is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"
             if is_copy and self.sites[index].block == self.sites[slot].block:
-                found = earlier.graft.seed.block  # type: ignore[union-attr, assignment]
+                found = earlier.graft.copied_block  # type: ignore[union-attr]
         return found
 
     def _check_size(self, graft: Graft) -> None:
@@ -278,7 +311,7 @@ class MorphogeneticModel(nn.Module):
                 self._forget(index)
                 self.table.clear(0, index)
             if slot.graft is not None:
-                self._bound.join(index, slot.site.path, slot.graft.parameters())
+                self._bound.join(index, slot.place.module, slot.graft.parameters())
                 self._inform(index, slot.graft)
                 self._adopt(index, slot.graft)
 
@@ -316,12 +349,12 @@ class MorphogeneticModel(nn.Module):
 
     def grown_params(self) -> int:
         """Return the number of parameters of all seeds together."""
-        return sum(p.numel() for slot in self.slots for p in slot.parameters())
+        return sum(p.numel() for slot in self.slots for p in slot.seed_parameters())
 
     def count_parameters(self) -> tuple[int, int]:
         """Return the number of trainable parameters of the host, and that of its seeds."""
         host = sum(p.numel() for p in self._host_parameters if p.requires_grad)
-        return host, sum(p.numel() for slot in self.slots for p in slot.parameters() if p.requires_grad)
+        return host, sum(p.numel() for s in self.slots for p in s.seed_parameters() if p.requires_grad)
 
     # --- state --------------------------------------------------------------------------------
 
@@ -350,21 +383,35 @@ class MorphogeneticModel(nn.Module):
             HostError: The state belongs to another host or has non-finite weights; the network is unchanged.
         """
         table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
-        check_state(self.slots, without_seeds(self.host.state_dict()), state)
-        grafts = [loaded_graft(slot, state["host"]) for slot in self.slots]
+        with Transaction([self.host], objects=self.slots):
+            self._match_blocks(table)
+            check_state(self.slots, self.host, state)
+            grafts = loaded_grafts(self.slots, self.host, state["host"])
         for slot in self.slots:
-            if slot.graft is not None:
+            if isinstance(slot.graft, SideGraft):
                 slot.remove()
         self.host.load_state_dict(without_seeds(state["host"]))
         for slot, graft, kept in zip(self.slots, grafts, state["slots"], strict=True):
             if graft is not None:
-                graft.stream, graft.stochastic = slot.stream, kept["stochastic"]
                 slot.hold(graft)
+            if slot.graft is not None:
+                slot.graft.stream, slot.graft.stochastic = slot.stream, kept["stochastic"]
             if slot.stream is not None:
                 slot.stream.set_state(kept["stream"])
         self._known = {i: slot.graft for i, slot in enumerate(self.slots) if slot.graft is not None}
         self.table.assign(table)
         self.sync()
+
+    def _match_blocks(self, table: SlotTable) -> None:
+        """Insert and remove blocks, so that the network has those of the slot table, with arbitrary
+        weights."""
+        names = self._blueprint_names
+        for index, slot in enumerate(self.slots):
+            is_block = slot.place.container is not None and bool(table.occupied[0, index])
+            if is_block and blueprint_named(names[table.blueprint[0, index]], slot.site.topology).copies:
+                slot.match(description_of(names[table.blueprint[0, index]], int(table.style[0, index])), None)
+            elif isinstance(slot.graft, BlockGraft):
+                slot.match(None, None)
 
     def layout(self) -> dict[str, Any]:
         """Return class, sites, blueprint names and slot table of the network as plain values, without

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.kasmina.graft import Graft
-from esper.kasmina.slot import RESERVED, SeedSlot
+from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
 from esper.leyline.errors import HostError
 
 
@@ -15,12 +15,12 @@ def without_seeds(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if RESERVED not in name.split(".")}
 
 
-def check_state(slots: Sequence[SeedSlot], own: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Raise HostError unless a saved ``state`` fits the slots ``slots`` and the host tensors ``own``, and all
-    its weights are finite."""
+def check_state(slots: Sequence[SeedSlot], host: nn.Module, state: dict[str, Any]) -> None:
+    """Raise HostError unless a saved ``state`` fits the slots ``slots`` and the host with its inserted blocks,
+    and all its weights are finite."""
     other = "the state belongs to another host;"
     tensors: dict[str, Tensor] = state["host"]
-    plain = without_seeds(tensors)
+    own, plain = without_seeds(host.state_dict()), without_seeds(tensors)
     names = sorted(own.keys() ^ plain.keys())
     names += [name for name in own.keys() & plain.keys() if own[name].shape != plain[name].shape]
     if names:
@@ -28,7 +28,7 @@ def check_state(slots: Sequence[SeedSlot], own: dict[str, Tensor], state: dict[s
     if len(state["slots"]) != len(slots):
         raise HostError(f"{other} it has {len(state['slots'])} slots and this network has {len(slots)}")
     seeds = {name.partition(f".{RESERVED}.")[0] for name in tensors if name not in plain}
-    if unknown := sorted(seeds - {slot.site.path for slot in slots}):
+    if unknown := sorted(seeds - slots_of(host).keys()):
         raise HostError(f"{other} it has a seed at {unknown[0]}, where this network has no slot")
     for slot, kept in zip(slots, state["slots"], strict=True):
         if slot.stream is not None and kept["stream"] is None:
@@ -37,11 +37,17 @@ def check_state(slots: Sequence[SeedSlot], own: dict[str, Tensor], state: dict[s
         raise HostError("a state with weights that are not finite cannot be returned to")
 
 
-def loaded_graft(slot: SeedSlot, tensors: dict[str, Tensor]) -> Graft | None:
-    """Return a graft for ``slot`` with the weights of a state dict, not attached; None if the slot is empty
-    in the state dict.
+def loaded_grafts(
+    slots: Sequence[SeedSlot], host: nn.Module, tensors: dict[str, Tensor]
+) -> list[Graft | None]:
+    """Return a graft with the weights of a state dict for every slot, not attached; None if the state dict has
+    no side module in the slot.
     """
-    prefix = f"{slot.site.path}.{RESERVED}.graft."
+    paths = {slot: path for path, slot in slots_of(host).items()}
+    return [_loaded_graft(slot, f"{paths[slot]}.{RESERVED}.graft.", tensors) for slot in slots]
+
+
+def _loaded_graft(slot: SeedSlot, prefix: str, tensors: dict[str, Tensor]) -> Graft | None:
     own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     if not own:
         return None

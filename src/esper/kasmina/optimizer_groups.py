@@ -9,7 +9,7 @@ seed has a separate parameter group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, Literal
 
@@ -53,7 +53,7 @@ class OptimizerGroups:
     ) -> None:
         several = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
         self.optimisers = [_unwrapped(each) for each in several if each is not None]
-        self.calls = dict(calls or {})
+        self._calls = {net.get_submodule(path): position for path, position in (calls or {}).items()}
         self._net = net
         self._separate = separate
         self._own: dict[int, Group] = {}
@@ -68,9 +68,9 @@ class OptimizerGroups:
         """Return the parameter group that contains only the seed in ``slot``."""
         return self._own[slot]
 
-    def join(self, slot: int, path: str, new: Iterable[nn.Parameter]) -> None:
-        """Add the parameters ``new`` of the seed in ``slot`` to the optimisers; ``path`` is the path of the
-        submodule that has the slot.
+    def join(self, slot: int, module: nn.Module, new: Iterable[nn.Parameter]) -> None:
+        """Add the parameters ``new`` of the seed in ``slot`` to the optimisers; ``module`` is the submodule
+        that has the slot.
 
         If a parameter group lists its parameters in the order of the network, new parameters are inserted in
         that order, so that the saved state of the group fits an optimiser that is made later for the grown
@@ -85,7 +85,7 @@ class OptimizerGroups:
             self._own[slot] = optimiser.param_groups[-1]
             return
         held = {id(p) for _, group in self._groups for p in group["params"]}
-        near = self.near(path)
+        near = self.near(module)
         chosen = [(p, self._group_for(p, near)) for p in parameters if id(p) not in held]
         place = {id(p): number for number, p in enumerate(self._net.parameters())}
         for parameter, group in chosen:
@@ -106,13 +106,16 @@ class OptimizerGroups:
             for parameter in gone.values():
                 optimiser.state.pop(parameter, None)
 
-    def copy_moments(self, old: Iterable[nn.Parameter], new: Iterable[nn.Parameter]) -> None:
+    def copy_moments(
+        self, old: Iterable[nn.Parameter], new: Iterable[nn.Parameter], without: Collection[nn.Parameter] = ()
+    ) -> None:
         """Copy the optimiser state of each parameter in ``old`` to its counterpart in ``new``, if the same
-        optimiser trains both.
+        optimiser trains both; the new parameters ``without`` get no state.
         """
+        fresh = {id(parameter) for parameter in without}
         for theirs, ours in zip(old, new, strict=True):
             source, target = self._optimiser_of(theirs), self._optimiser_of(ours)
-            if source is not None and source is target and theirs in source.state:
+            if source is not None and source is target and theirs in source.state and id(ours) not in fresh:
                 source.state[ours] = clone_tree(source.state[theirs])
 
     def state(self) -> dict[str, Any]:
@@ -133,7 +136,7 @@ class OptimizerGroups:
             self.leave(slot, list(group["params"]))
         if self._separate:
             for slot in state["order"]:
-                self.join(slot, "", parameters_of(slot))
+                self.join(slot, self._net, parameters_of(slot))
         for optimiser, kept in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(deepcopy(kept))
         if self._own:  # load_state_dict has replaced the parameter groups.
@@ -143,15 +146,14 @@ class OptimizerGroups:
     def _optimiser_of(self, parameter: nn.Parameter) -> Optimizer | None:
         return next((o for o, group in self._groups if any(p is parameter for p in group["params"])), None)
 
-    def near(self, path: str) -> list[list[nn.Parameter]]:
-        """Return the host's parameters, one list per layer: first the submodule ``path``, then the layers
+    def near(self, module: nn.Module) -> list[list[nn.Parameter]]:
+        """Return the host's parameters, one list per layer: first those of ``module``, then the layers
         upstream of it, nearest first, then the layers downstream."""
-        here = self.calls.get(path, -1)
-        before = [p for p, position in self.calls.items() if position < here]
-        after = [p for p, position in self.calls.items() if position > here]
-        others = [self._net.get_submodule(p) for p in (*before[::-1], *after)]
-        layers = [host_parameters(self._net.get_submodule(path))]
-        layers += [list(other.parameters(recurse=False)) for other in others]
+        here = self._calls.get(module, -1)
+        before = [other for other, position in self._calls.items() if position < here]
+        after = [other for other, position in self._calls.items() if position > here]
+        layers = [host_parameters(module)]
+        layers += [list(other.parameters(recurse=False)) for other in (*before[::-1], *after)]
         layers.append(host_parameters(self._net))  # Modules that did not run on the sample input come last.
         return [layer for layer in layers if layer]
 

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.dry_run import call, tensors_in, untouched
-from esper.kasmina.graft import Graft, pure_change
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
@@ -83,6 +83,8 @@ def _convert(net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool) -> tu
         graft, submodule = slot.graft, net.get_submodule(path)
         if graft is None:
             del submodule._modules[RESERVED]
+        elif isinstance(graft, BlockGraft):
+            graphs |= _finish_block(submodule, slot, graft)
         elif merge and _is_linear(net, submodule, slot) and _merge(net, slot, sample, wanted):
             merged += graft.parameters()
         else:
@@ -105,6 +107,9 @@ def settle(net: nn.Module) -> list[str]:
         submodule = net.get_submodule(path)
         if slot.graft is None:
             del submodule._modules[RESERVED]
+            continue
+        if isinstance(slot.graft, BlockGraft):
+            _finish_block(submodule, slot, slot.graft)
             continue
         try:
             _compare_seed(slot)
@@ -144,18 +149,35 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     return host
 
 
+def _finish_block(submodule: nn.Module, slot: SeedSlot, graft: BlockGraft) -> bool:
+    """Remove the slot of an inserted block; return whether the block got a hook, because its alpha is not
+    1."""
+    del submodule._modules[RESERVED]
+    if not graft.has_hook:
+        return False
+    block, hook = graft.seed, graph_of(graft, graft.site.output)
+    graft.set_hook(False)
+    block.add_module(_free_name(block), hook.train(block.training))
+    block.register_forward_hook(hook, with_kwargs=True)
+    return True
+
+
 # --- one slot -----------------------------------------------------------------------------------------------
 
 
 def _replace(submodule: nn.Module, slot: SeedSlot, hook: nn.Module) -> None:
     """Replace the slot and its forward hook by the module ``hook``."""
     assert slot.handle is not None
-    name = GROWN
-    while hasattr(submodule, name):
-        name += "_more"
     del submodule._modules[RESERVED]
-    submodule.add_module(name, hook.train(submodule.training))
+    submodule.add_module(_free_name(submodule), hook.train(submodule.training))
     submodule._forward_hooks[slot.handle.id] = hook
+
+
+def _free_name(module: nn.Module) -> str:
+    name = GROWN
+    while hasattr(module, name):
+        name += "_more"
+    return name
 
 
 def _is_linear(net: nn.Module, submodule: nn.Module, slot: SeedSlot) -> bool:
@@ -181,7 +203,7 @@ def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> bool
     Weights in bfloat16 have too few digits for the merged sum, and deep networks may amplify its rounding
     error.
     """
-    layer, graft = net.get_submodule(slot.site.path), slot.held
+    layer, graft = slot.place.module, slot.held
     assert isinstance(layer, nn.Linear)
     seed = copy.deepcopy(graft.seed).double()
     try:
@@ -210,6 +232,7 @@ class _Hook(nn.Module):
     def __init__(self, graft: Graft, where: Output) -> None:
         super().__init__()
         self.seed, self.gate, self.operator = graft.seed, graft.gate, graft.operator
+        assert isinstance(graft, SideGraft)
         self.swap, self.where = graft.swap, where
         self.full = bool(graft.alpha == 1.0)
         self.register_buffer("alpha", graft.alpha)
@@ -220,6 +243,23 @@ class _Hook(nn.Module):
         change = pure_change(self.operator, seen, self.seed, self.gate).to(seen.dtype)
         grown = seen + change if self.full else torch.addcmul(seen, self.alpha.to(seen.dtype), change)
         return self.where.replaced(output, grown.transpose(*self.swap) if self.swap else grown)
+
+
+class _BlockHook(nn.Module):
+    """Forward hook that blends the output of a block with its input, in operations that ``torch.fx`` can
+    trace."""
+
+    alpha: Tensor
+
+    def __init__(self, graft: BlockGraft) -> None:
+        super().__init__()
+        self.argument, self.where = graft.argument, graft.site.output
+        self.register_buffer("alpha", graft.alpha)
+
+    def forward(self, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        h = self.argument.value(args, kwargs)
+        features = self.where.features(output)
+        return self.where.replaced(output, h + self.alpha.to(h.dtype) * (features - h))
 
 
 _TRACING: Final = threading.Lock()
@@ -246,9 +286,12 @@ class _Tracer(fx.Tracer):
 
 
 def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
-    """Return a graph of torch modules that is a forward hook ``(module, args, output)`` and shares the
-    parameters of the seed."""
-    hook = _Hook(graft, where)
+    """Return a graph of torch modules that is a forward hook and shares the parameters of the seed.
+
+    The arguments of the hook are module, positional arguments and output; for an inserted block also keyword
+    arguments.
+    """
+    hook = _BlockHook(graft) if isinstance(graft, BlockGraft) else _Hook(graft, where)
     try:
         with _TRACING, _plain_attention(graft):
             graph = _Tracer().trace(hook)

@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.dry_run import Call, dry_forward, tensors_in
+from esper.kasmina.edits import Insertion, find_insertion
 from esper.leyline.errors import HostError, UnknownNameError
 
 MOST_AUTO_SITES: Final = 8
@@ -86,6 +87,11 @@ class Site:
     """Path of the block that a ``stack`` seed copies; the block maps one tensor to a tensor of the same
     shape. The path is None if there is no block to copy.
     """
+    insertion: Insertion | None = None
+    """Where a copy of the submodule is inserted as a further block of the network; None if a copied block
+    becomes a side module."""
+    refusal: str | None = None
+    """Reason why there is no insertion."""
     channels_last: bool = False
     """Whether feature maps at the site, and weights of its seeds, have the memory format
     ``torch.channels_last``."""
@@ -123,7 +129,17 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
                 f"slots {' and '.join(same)} are one place, the output of '{site.path}'; name it once"
             )
     ends = {path: index for index, path in enumerate(by_path)}
+    chosen = [_with_insertion(net, site, by_path[site.path][0], sample) for site in chosen]
     return sorted(chosen, key=lambda site: ends[site.path])
+
+
+def _with_insertion(net: nn.Module, site: Site, found: Call, sample: Any) -> Site:
+    """Return the site with the insertion of a copied block behind it, or with the reason against one."""
+    try:
+        insertion = find_insertion(net, site.path, found, site.output.features, sample)
+    except HostError as error:
+        return replace(site, refusal=str(error))
+    return replace(site, insertion=insertion, block=site.path)
 
 
 def call_order(net: nn.Module, sample: Any) -> dict[str, int]:

@@ -13,7 +13,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, specs_for
-from esper.kasmina.graft import Graft, Participation, described
+from esper.kasmina.edits import BlockContainer
+from esper.kasmina.graft import BlockGraft, Graft, Participation, SideGraft, described
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
@@ -29,6 +30,20 @@ from esper.leyline import BlueprintError, GrowthWarning, HostError, SlotError, S
 
 RESERVED: Final = SEED_NAME
 """Name under which a slot is a child of its submodule."""
+
+
+class Place(NamedTuple):
+    """Submodule of a network that has a slot, and the container of blocks that it is in."""
+
+    module: nn.Module
+    container: BlockContainer | None
+    """Container into which copied blocks are inserted; None if copied blocks become side modules."""
+
+    @classmethod
+    def of(cls, net: nn.Module, site: Site) -> Place:
+        """Return the place of ``site`` in a network without inserted blocks."""
+        insertion = site.insertion
+        return cls(net.get_submodule(site.path), None if insertion is None else BlockContainer(net, insertion))
 
 
 class SeedSlot(nn.Module):
@@ -48,8 +63,8 @@ class SeedSlot(nn.Module):
     ) -> None:
         super().__init__()
         self.site = site
-        # Tuples keep torch from registering ``parent`` and ``block`` as child modules.
-        self.parent = (net.get_submodule(site.path),)
+        # Tuples keep torch from registering ``place`` and ``block`` as child modules.
+        self.place = Place.of(net, site)
         self.block = () if site.block is None else (net.get_submodule(site.block),)
         """Tuple with the module that a ``stack`` seed copies; empty if there is none."""
         self.stream = stream
@@ -58,8 +73,8 @@ class SeedSlot(nn.Module):
         """Forward functions of all modules of the network, which torch.compile may have compiled."""
         self.graft: Graft | None = None
         self.handle: RemovableHandle | None = None
-        """Handle of the forward hook; it is pickled with the slot, because unpickling it reserves the number
-        of the hook in a new process.
+        """Handle of the forward hook of the slot's submodule; it is pickled with the slot, because unpickling
+        it reserves the number of the hook in a new process.
         """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -85,7 +100,13 @@ class SeedSlot(nn.Module):
     # --- the seed -----------------------------------------------------------------------------
 
     def germinate(
-        self, blueprint: str, style: int = Style.LINEAR_ADD, *, like: Tensor, block: nn.Module | None = None
+        self,
+        blueprint: str,
+        style: int = Style.LINEAR_ADD,
+        *,
+        like: Tensor,
+        block: nn.Module | None = None,
+        prepare: Callable[[nn.Module], object] = lambda _: None,
     ) -> Graft:
         """Build a seed, check its delta, and attach it to the forward pass at alpha 1.
 
@@ -96,6 +117,7 @@ class SeedSlot(nn.Module):
             style: Index of the blend style.
             like: Tensor whose device and dtype the seed's parameters get.
             block: Module that a copying blueprint copies; the block of the site unless given.
+            prepare: Function that is called with the seed before it is attached.
 
         Raises:
             SlotError: The slot already holds a seed.
@@ -104,12 +126,15 @@ class SeedSlot(nn.Module):
         if self.graft is not None:
             raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
         spec = blueprint_named(blueprint, self.site.topology)
-        check_fits(spec, self.site.name, self.site.width, copyable=self.site.block is not None)
+        check_fits(spec, self.site)
         sample = self.sample_features(like, as_they_are=spec.copies)
-        with self._restored_on_error(), self.draws(), refusals(spec, sample):
-            graft = self._built(spec, style, like, block)
-            stochastic = check_birth(spec, graft.seed, sample)
-        graft.stream, graft.stochastic = self.stream, stochastic
+        with self._restored_on_error(), self.draws():
+            with refusals(spec, sample):
+                graft = self._built(spec, style, like, block)
+                if isinstance(graft, SideGraft):
+                    graft.stochastic = check_birth(spec, graft.seed, sample)
+            prepare(graft.seed)
+        graft.stream = self.stream
         self.hold(graft)
         return graft
 
@@ -128,17 +153,17 @@ class SeedSlot(nn.Module):
             raise
 
     def hold(self, graft: Graft) -> None:
-        """Put ``graft`` into the slot and register its forward hook at the submodule that has the slot."""
-        [submodule] = self.parent
-        self.graft = graft.train(submodule.training)
-        self.handle = submodule.register_forward_hook(graft.on_forward)
+        """Put ``graft`` into the slot and attach it to the forward pass behind the submodule of the slot."""
+        self.graft = graft
+        self.handle = graft.attach(*self.place)
         self._notice_hooks()
 
     def remove(self) -> Graft:
         """Empty the slot and return its graft; the random stream of the slot is not reset."""
-        assert self.handle is not None
         graft = self.held
-        self.handle.remove()
+        graft.detach(self.place.container)
+        if self.handle is not None:
+            self.handle.remove()
         self.graft, self.handle = None, None
         self._notice_hooks()
         return graft
@@ -153,6 +178,10 @@ class SeedSlot(nn.Module):
         """Seed module of the slot; None if the slot is empty."""
         return None if self.graft is None else self.graft.seed
 
+    def seed_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of the slot's seed and its gate."""
+        return [] if self.graft is None else list(self.graft.parameters())
+
     @property
     def held(self) -> Graft:
         """Graft of the slot; the slot must hold a seed."""
@@ -163,41 +192,51 @@ class SeedSlot(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Build the seed that the state dict describes, before its weights are loaded; remove the present
-        seed if the state dict has none.
+        seed if the state dict has none. A seed that is a block of the network is loaded as such.
         """
+        if isinstance(self.graft, BlockGraft):
+            super()._load_from_state_dict(state_dict, prefix, *rest)
+            return
         wanted = state_dict.get(f"{prefix}graft.description")
         if self.graft is not None and wanted is None:
             GrowthWarning.issue(
                 f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
             )
-        self.match(wanted, next(self.parent[0].parameters(), state_dict.get(f"{prefix}graft.alpha")))
+        self.match(wanted, next(self.place.module.parameters(), state_dict.get(f"{prefix}graft.alpha")))
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def match(self, description: Tensor | None, like: Tensor | None) -> None:
         """Put a seed of the given description into the slot; keep the present seed if it has this
         description; empty the slot if the description is None.
 
-        A new seed has arbitrary weights, and the device and dtype of ``like``.
+        A new seed has arbitrary weights, and the device and dtype of ``like``, or of the block that it copies.
         """
         kept = None if self.graft is None else self.graft.description.cpu()
         if kept is not None and (description is None or not torch.equal(kept, description.cpu())):
             self.remove()
-        if self.graft is None and description is not None and like is not None:
+        is_possible = like is not None or self.place.container is not None
+        if self.graft is None and description is not None and is_possible:
             self.hold(self.rebuilt(description, like))
 
-    def rebuilt(self, description: Tensor, like: Tensor) -> Graft:
+    def rebuilt(self, description: Tensor, like: Tensor | None) -> Graft:
         """Return a new graft of the given description with arbitrary weights, not attached; the random state
-        is unchanged.
+        is unchanged. A side module gets device and dtype of ``like``.
         """
         blueprint, style = described(description)
         spec = blueprint_named(blueprint, self.site.topology)
         with TorchStream(0):
             return self._built(spec, style, like)
 
-    def _built(self, spec: BlueprintSpec, style: int, like: Tensor, block: nn.Module | None = None) -> Graft:
+    def _built(
+        self, spec: BlueprintSpec, style: int, like: Tensor | None, block: nn.Module | None = None
+    ) -> Graft:
         source = block if block is not None else next(iter(self.block), None)
         copied = without_slots(source) if spec.copies and source is not None else None
-        graft = Graft(self.site, spec, style, copied).to(like).requires_grad_(True)
+        if copied is not None and self.place.container is not None:
+            copied.requires_grad_(True)
+            return BlockGraft(self.site, spec, style, copied).to(next(copied.parameters()).device)
+        assert like is not None
+        graft = SideGraft(self.site, spec, style, copied).to(like).requires_grad_(True)
         if self.site.channels_last:
             graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
         return graft
@@ -216,9 +255,16 @@ COPIES: Final[WeakSet[SeedSlot]] = WeakSet()
 
 
 def without_slots(module: nn.Module) -> nn.Module:
-    """Return a deep copy of ``module`` without slots."""
-    twin = copy.deepcopy(module)
-    detach(twin)
+    """Return a deep copy of ``module`` without slots and without hooks of seeds."""
+    slots = slots_of(module)
+    twin = copy.deepcopy(module, {id(slot): None for slot in slots.values()})
+    for path in slots:
+        del twin.get_submodule(path)._modules[RESERVED]
+    for inner in twin.modules():
+        for number, hook in list(inner._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), Graft):
+                del inner._forward_hooks[number]
+                inner._forward_hooks_with_kwargs.pop(number, None)
     return twin
 
 
@@ -228,6 +274,13 @@ def slots_of(net: nn.Module) -> dict[str, SeedSlot]:
     return {path: slot for path, slot in found if isinstance(slot, SeedSlot)}
 
 
+def place_in(net: nn.Module, site: Site) -> Place:
+    """Return the place of ``site`` in ``net``, with or without slots."""
+    slots = (slot for slot in slots_of(net).values() if slot.site.name == site.name)
+    found = next(slots, None)
+    return Place.of(net, site) if found is None else found.place
+
+
 def attach(net: nn.Module, slots: Sequence[SeedSlot]) -> None:
     """Add every slot as a child of its submodule; raise HostError if ``net`` already has slots."""
     if slots_of(net):
@@ -235,7 +288,7 @@ def attach(net: nn.Module, slots: Sequence[SeedSlot]) -> None:
             f"this {type(net).__name__} is growing already; call finish() of its Growth before another"
         )
     for slot in slots:
-        slot.parent[0].add_module(RESERVED, slot)
+        slot.place.module.add_module(RESERVED, slot)
 
 
 def detach(net: nn.Module) -> None:
@@ -264,21 +317,21 @@ def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
         dynamo.eval_frame.remove_from_cache(forward)
 
 
-def check_fits(spec: BlueprintSpec, slot: str, width: int, *, copyable: bool) -> None:
-    """Raise BlueprintError if ``slot`` cannot hold a seed of ``spec``; the error message lists blueprints
-    that fit.
+def check_fits(spec: BlueprintSpec, site: Site) -> None:
+    """Raise BlueprintError if a slot at ``site`` cannot hold a seed of ``spec``; the error message lists
+    blueprints that fit.
     """
-    others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(width, copyable=copyable))
+    copyable = site.block is not None
+    others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(site.width, copyable=copyable))
     if spec.copies and not copyable:
         raise BlueprintError(
-            f"blueprint '{spec.name}' copies the last block upstream, and slot {slot} has none: a module with"
-            " parts, called with one tensor, whose shape it keeps (a Sequential stands for its last child);"
-            f" choose from {others}"
+            f"blueprint '{spec.name}' copies the last block upstream, and slot {site.name} has none that can"
+            f" be copied: {site.refusal or 'its host has no blocks'}; choose from {others}"
         )
-    if not spec.fits(width, copyable=copyable):
+    if not spec.fits(site.width, copyable=copyable):
         raise BlueprintError(
             f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
-            f" slot {slot} is {width} wide. Change the host's width, or choose from"
+            f" slot {site.name} is {site.width} wide. Change the host's width, or choose from"
             f" {others}"
         )
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from esper.kasmina.edits import numbers_layers
 from esper.leyline import SlotTable
 
 _PARTS: Final = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
@@ -33,7 +34,7 @@ _MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
 class Transaction(AbstractContextManager["Transaction"]):
     """State of networks, optimisers and other objects before a change, which is restored if the change fails.
 
-    Restored are children, hooks, training modes and buffers of networks, parameter groups and states of
+    Restored are children, hooks, training modes, layer numbers, configurations and buffers of networks, parameter groups and states of
     optimisers, attributes of other objects with the slot tables in them, and torch's random state and
     gradient mode. Weights are restored only if ``keep`` was called before they changed.
 
@@ -69,12 +70,14 @@ class Transaction(AbstractContextManager["Transaction"]):
         """Add networks, optimisers and other objects before the change affects them."""
         for module in {module: None for net in nets for module in net.modules()}:
             attributes = vars(module)
-            flags = {name: attributes[name] for name in _FLAGS if name in attributes}
+            flags = {n: v for n, v in attributes.items() if n in _FLAGS or (isinstance(v, int) and numbers_layers(n))}
             self._structure.append(partial(attributes.update, flags))
             self.keep_containers(attributes[name] for name in _PARTS)
             self.keep(module.buffers(recurse=False))
             if type(module).__module__.startswith("esper."):
                 self._copy_attributes(module)
+            if hasattr(attributes.get("config"), "__dict__"):
+                self._copy_attributes(attributes["config"])
         for optimiser in optimisers:
             self._copy_attributes(optimiser)
             self.keep_containers(optimiser.param_groups)
