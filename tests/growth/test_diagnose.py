@@ -244,7 +244,7 @@ def changing(batches: int) -> Iterator[Any]:
         ({"loss": lambda output, target: output.sum() * math.nan}, "not a finite number"),
         ({"slots": "layer9"}, "unknown submodule of Net for a slot 'layer9'"),
         ({"blueprints": ["conv_light"]}, "unknown blueprint for features hosts 'conv_light'"),
-        ({"blueprints": ["stack"]}, "copies a block and does not start at zero"),
+        ({"blueprints": ["stack"]}, "none of the blueprints fits a place .*; name others"),
         ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "holds no parameter of the network"),
         ({"optimizer": torch.optim.SGD}, "^optimizer is the class SGD; pass one torch.optim.Optimizer"),
         ({"blueprints": "mpl"}, "unknown blueprint for features hosts 'mpl'; did you mean mlp"),

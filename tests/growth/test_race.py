@@ -13,7 +13,7 @@ from esper.growth.diagnose import DIAGNOSIS
 from esper.growth.race import Race
 from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, share_of_rate
 from esper.kasmina.blueprints import blueprint_named
-from esper.kasmina.graft import Graft
+from esper.kasmina.graft import SideGraft
 from esper.kasmina.sites import find_sites
 from esper.leyline.factored_actions import Style
 from tests.growth.diagnosed import Net, features, loaders
@@ -60,7 +60,7 @@ def test_candidate_seed_joined_to_a_copy_of_the_race_control_trains_jointly_with
     net, batch = nn.Linear(5, 2), (torch.randn(8, 5), torch.randn(8, 2))
     [site] = find_sites(net := nn.Sequential(net), "0", batch[0])
     control = Runner.control(net, 1e-2)
-    graft = Graft(site, blueprint_named("lora", "features"), Style.LINEAR_ADD, net)
+    graft = SideGraft(site, blueprint_named("lora", "features"), Style.LINEAR_ADD, net)
     seed = Runner.candidate(frozen(net), site, graft, 1e-2)
     for runner in (control, seed):
         runner.step(batch, F.mse_loss, 1.0)
@@ -88,7 +88,8 @@ def test_first_order_score_of_a_candidate_is_the_slope_of_the_validation_loss() 
         Limit(60),
         DIAGNOSIS,
     )
-    race.find_candidates(find_sites(race.host, "second", race.training[0][0]), {"features": ["lora"]})
+    sample = race.training[0][0]
+    race.find_candidates(find_sites(race.host, "second", sample), {"features": ["lora"]}, sample)
     race.score_first_order()
     [each] = race.candidates
     # The expected slope is the change of the validation loss in a small step against the training gradient.
@@ -114,7 +115,9 @@ def run_race(
     net, (train, val) = Net(), loaders(features)
     batches, optimiser = endless(train, torch.device("cpu"), ""), optimizer(net.parameters(), lr=rate)  # type: ignore[call-arg]
     race = Race(net, optimiser, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS)
-    race.find_candidates(find_sites(race.host, "*", race.training[0][0]), {"features": blueprints})
+    race.find_candidates(
+        find_sites(race.host, "*", race.training[0][0]), {"features": blueprints}, race.training[0][0]
+    )
     assert race.run()
     return race
 

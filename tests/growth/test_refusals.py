@@ -316,7 +316,8 @@ HAND = {
     ),
     "no block to copy": (
         lambda g: g.germinate("0", "stack"),
-        "blueprint 'stack' copies the last block upstream, and slot 0 has none: a module with parts",
+        "blueprint 'stack' copies the last block upstream, and slot 0 has none that can be copied: '0' is a"
+        " single layer and not a block of layers",
     ),
     "full slot": (
         lambda g: g.germinate("2", "mlp"),

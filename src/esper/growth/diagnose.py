@@ -80,9 +80,14 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         sample = inputs_of(race.training[0]) if sample is None else sample
         named = [blueprints] if isinstance(blueprints, str) else blueprints
         tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)
-        race.find_candidates(find_sites(race.host, slots, sample), tried, sample)
+        sites = find_sites(race.host, slots, sample)
+        race.find_candidates(sites, tried, sample)
         if not race.candidates:
-            raise BlueprintError("none of the blueprints fits a place; name others with blueprints=[…]")
+            reasons = {site.refusal for site in sites if site.refusal} if named == ["stack"] else ()
+            because = f" ({min(reasons)})" if reasons else ""
+            raise BlueprintError(
+                f"none of the blueprints fits a place{because}; name others with blueprints=[…]"
+            )
         race.run()
         diagnosis = race.diagnosis()
         diagnosis.sample = sample

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -23,19 +23,25 @@ from esper.growth.batch_training import (
     size_of,
     untouched_streams,
 )
-from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.race_runners import Limit, Paired, Probe, Runner, frozen, grafted, share_of_rate
-from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named
-from esper.kasmina.compute import call_flops, count_part, flop_counter, forward_flops
+from esper.growth.diagnosis_report import Diagnosis, decide
+from esper.growth.race_runners import (
+    Blueprints,
+    Candidate,
+    Limit,
+    Paired,
+    Probe,
+    Runner,
+    candidates_at,
+    frozen,
+    grafted,
+    one_per_place_first,
+    share_of_rate,
+    spread,
+)
+from esper.kasmina.compute import flop_counter
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.edits import captured_call, zero_outputs
-from esper.kasmina.graft import BlockGraft, Graft, SideGraft
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import place_in, without_slots
-from esper.leyline import BlueprintError, DataError, Style
-
-Blueprints = Mapping[Topology, Sequence[str]]
-"""Blueprints of candidate seeds, by topology."""
+from esper.leyline import DataError
 
 
 class Heat(NamedTuple):
@@ -92,32 +98,6 @@ MOST_CONTROL_STEPS: Final = 3.0
 """Largest number of training steps of the control per training step of a candidate."""
 
 
-@dataclass
-class Candidate:
-    """Candidate of a race: a blueprint at a site, with the FLOPs of its seed and its last measured change of
-    the loss."""
-
-    site: Site
-    blueprint: str
-    graft: Graft
-    flops: int
-    first_order: float = 0.0
-    runner: Runner | None = None
-    """Network in training with the candidate's seed; None before the candidate starts."""
-    change: Paired | None = None
-    beyond: Paired | None = None
-
-    @property
-    def parameters(self) -> int:
-        return sum(p.numel() for p in self.graft.parameters())
-
-    def row(self) -> CandidateRow:
-        """Return the candidate as a row of the diagnosis table."""
-        seed = (self.site.name, self.blueprint, self.parameters, self.flops)
-        steps = self.runner.steps if self.runner else 0
-        return CandidateRow(*seed, self.first_order, self.change, self.beyond, steps)
-
-
 class Race:
     """State of one race: candidates, controls, measurements, and the limit of time or compute."""
 
@@ -171,39 +151,9 @@ class Race:
         return self.probe.samples * (self.host_flops + seed_flops)
 
     def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints, sample: Any) -> None:
-        """Add a candidate for every site and every blueprint that fits the site.
-
-        Candidates do not change the output at birth. So a copied block is a candidate only if it becomes a
-        block of the network and can start with zeroed output projections.
-
-        Args:
-            sites: Sites of the host.
-            blueprints: Names of blueprints by topology.
-            sample: Input that the network is called with.
-        """
-        like = next((p for p in self.host.parameters() if p.is_floating_point()), torch.empty(0))
-        for site in sites:
-            for name in blueprints[site.topology]:
-                spec = blueprint_named(name, site.topology)
-                if spec.copies and site.insertion is not None:
-                    self._add_block(site, spec, sample)
-                elif spec.fits(site.width, copyable=False):
-                    graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
-                    flops = count_part(graft, site.shape[1:]).forward
-                    self.candidates.append(Candidate(site, name, graft.to(like), flops))
-
-    def _add_block(self, site: Site, spec: BlueprintSpec, sample: Any) -> None:
-        """Add a copy of the block at ``site`` as a candidate, unless the copy cannot start without effect."""
-        assert site.insertion is not None
-        source = place_in(self.host, site).module
-        graft = BlockGraft(site, spec, Style.LINEAR_ADD, without_slots(source).requires_grad_(True))
-        called = captured_call(self.host, source, sample)
-        try:
-            zero_outputs(graft.seed, called, graft.argument, site.output.features)
-        except BlueprintError:
-            return
-        share = call_flops(graft.seed, called) / forward_flops(self.host, sample)
-        self.candidates.append(Candidate(site, spec.name, graft, round(share * self.host_flops)))
+        """Add a candidate for every site and every blueprint that fits the site; ``sample`` is an input that
+        the network is called with."""
+        self.candidates += candidates_at(self.host, self.host_flops, sites, blueprints, sample)
 
     def run(self) -> bool:
         """Choose the candidates of the first heat and run all heats; return False if time or compute of the
@@ -216,7 +166,7 @@ class Race:
             if self._scoring_flops() <= SCORING * self.limit.left:
                 self.score_first_order()
             else:
-                self.candidates = _spread(self.candidates, size)
+                self.candidates = spread(self.candidates, size)
         for number, each in enumerate(self.course.heats):
             if number == len(self.course.heats) - 1:
                 self.join_control(each.size)
@@ -264,7 +214,7 @@ class Race:
     def run_heat(self, planned: Heat) -> bool:
         """Train and measure the best candidates in one heat of a race; return False if too little time or
         compute is left."""
-        running = _one_per_place_first(self.candidates)[: planned.size]
+        running = one_per_place_first(self.candidates)[: planned.size]
         runners = [self._runner_of(each) for each in running]
         control_steps = self._control_steps(running, planned.steps)
         measuring = sum(self._measuring_flops(each.seed_flops) for each in [*runners, *self.controls])
@@ -312,7 +262,7 @@ class Race:
         not finite."""
         if self.controls[0].has_diverged:
             return
-        for each in _one_per_place_first(self.candidates)[:size]:
+        for each in one_per_place_first(self.candidates)[:size]:
             each.runner = self._runner_of(each).joined(self.controls[0])
 
     def _runner_of(self, candidate: Candidate) -> Runner:
@@ -404,15 +354,3 @@ def race_of(
         held_out = first_batches(val_loader, device, "val_loader", VALIDATION_SAMPLES)
         batches = endless(train_loader, device, "train_loader")
         yield Race(net, optimizer, loss, held_out, batches, limit, course)
-
-
-def _one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
-    """Return the candidates in a new order: first the best candidate of every site, then all others."""
-    best = {each.site.name: each for each in reversed(ordered)}
-    return sorted(ordered, key=lambda each: best[each.site.name] is not each)
-
-
-def _spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return ``count`` evenly spaced elements of a sequence, including the first and the last element."""
-    last = len(ordered) - 1
-    return [ordered[round(i * last / (count - 1))] for i in range(count)]

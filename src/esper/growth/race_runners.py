@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -22,14 +22,20 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from esper.growth.batch_training import Loss, loss_of, parts_of, size_of
+from esper.growth.diagnosis_report import CandidateRow
+from esper.kasmina.birth import captured_call, zero_outputs
+from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named
+from esper.kasmina.compute import call_flops, count_part, forward_flops
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.graft import BlockGraft, Graft
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft
 from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import place_in
+from esper.kasmina.slot import place_in, without_slots
 from esper.kasmina.transaction import uninterrupted
-from esper.leyline.errors import HostError
+from esper.leyline import BlueprintError, HostError, Style
 
+Blueprints = Mapping[Topology, Sequence[str]]
+"""Blueprints of candidate seeds, by topology."""
 BETAS = (0.9, 0.99)
 """Betas of Adam in a race; its second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
@@ -289,3 +295,88 @@ def adopt(control: Runner, net: nn.Module, optimizer: Optimizer) -> None:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+# --- candidates ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Candidate:
+    """Candidate of a race: a blueprint at a site, with the FLOPs of its seed and its last measured change of
+    the loss."""
+
+    site: Site
+    blueprint: str
+    graft: Graft
+    flops: int
+    first_order: float = 0.0
+    runner: Runner | None = None
+    """Network in training with the candidate's seed; None before the candidate starts."""
+    change: Paired | None = None
+    beyond: Paired | None = None
+
+    @property
+    def parameters(self) -> int:
+        return sum(p.numel() for p in self.graft.parameters())
+
+    def row(self) -> CandidateRow:
+        """Return the candidate as a row of the diagnosis table."""
+        seed = (self.site.name, self.blueprint, self.parameters, self.flops)
+        steps = self.runner.steps if self.runner else 0
+        return CandidateRow(*seed, self.first_order, self.change, self.beyond, steps)
+
+
+def candidates_at(
+    host: nn.Module, host_flops: float, sites: Sequence[Site], blueprints: Blueprints, sample: Any
+) -> list[Candidate]:
+    """Return a candidate for every site of ``host`` and every blueprint that fits the site.
+
+    Candidates do not change the output at birth. So a copied block is a candidate only if it becomes a block
+    of the network and can start with zeroed output projections.
+
+    Args:
+        host: Frozen network.
+        host_flops: FLOPs of the network's forward pass for one sample.
+        sites: Sites of the network.
+        blueprints: Names of blueprints by topology.
+        sample: Input that the network is called with.
+    """
+    like = next((p for p in host.parameters() if p.is_floating_point()), torch.empty(0))
+    found = []
+    for site in sites:
+        for spec in (blueprint_named(name, site.topology) for name in blueprints[site.topology]):
+            if spec.copies and site.insertion is not None:
+                found += _block_at(host, host_flops, site, spec, sample)
+            elif spec.fits(site.width, copyable=False):
+                graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
+                flops = count_part(graft, site.shape[1:]).forward
+                found.append(Candidate(site, spec.name, graft.to(like), flops))
+    return found
+
+
+def _block_at(
+    host: nn.Module, host_flops: float, site: Site, spec: BlueprintSpec, sample: Any
+) -> list[Candidate]:
+    """Return a copy of the block at ``site`` as a candidate; nothing if the copy cannot start without
+    effect."""
+    source = place_in(host, site).module
+    graft = BlockGraft(site, spec, Style.LINEAR_ADD, without_slots(source).requires_grad_(True))
+    called = captured_call(host, source, sample)
+    try:
+        zero_outputs(graft.seed, called, graft.argument, site.output.features)
+    except BlueprintError:
+        return []
+    share = call_flops(graft.seed, called) / forward_flops(host, sample)
+    return [Candidate(site, spec.name, graft, round(share * host_flops))]
+
+
+def one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
+    """Return the candidates in a new order: first the best candidate of every site, then all others."""
+    best = {each.site.name: each for each in reversed(ordered)}
+    return sorted(ordered, key=lambda each: best[each.site.name] is not each)
+
+
+def spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return ``count`` evenly spaced elements of a sequence, including the first and the last element."""
+    last = len(ordered) - 1
+    return [ordered[round(i * last / (count - 1))] for i in range(count)]

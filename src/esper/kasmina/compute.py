@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
+from esper.kasmina.birth import BlockCall, captured_call
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
-from esper.kasmina.edits import BlockCall, captured_call
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, description_of, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
@@ -140,7 +140,7 @@ class _BlockPart(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         h = h.transpose(*self.site.swap) if self.site.swap else h
         args, kwargs = self.features.replaced(*copy.deepcopy(self.called), h)
-        return self.site.output.features(self.block(*args, **kwargs))  # type: ignore[no-any-return]
+        return self.site.output.features(self.block(*args, **kwargs))
 
 
 class _SeedPart(nn.Module):
@@ -229,11 +229,9 @@ class FlopMeter:
         self._spent[slot] = 0
 
     def _count_graft(self, slot: int, graft: Graft) -> PartCost:
-        is_block = isinstance(graft, BlockGraft)
-        part: nn.Module = (
-            _BlockPart(self.model, slot, graft, self.sample) if is_block else _SeedPart(graft.seed, graft.gate)
-        )
-        return count_part(part, graft.site.shape[1:])
+        if isinstance(graft, BlockGraft):
+            return count_part(_BlockPart(self.model, slot, graft, self.sample), graft.site.shape[1:])
+        return count_part(_SeedPart(graft.seed, graft.gate), graft.site.shape[1:])
 
     def removed(self, slot: int) -> None:
         """Add all FLOPs spent on the removed seed of ``slot`` to the ledger's FLOPs of pruned seeds."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.kasmina.dry_run import kept_statistics, recalibrate
+from esper.kasmina.graft import SideGraft
 from esper.kasmina.network import MorphogeneticModel
 
 Prefix = tuple[bool, ...]
@@ -60,7 +61,9 @@ def outputs_by_prefix(
             for index, segment in enumerate(model.segments[:-1]):
                 features = _through(segment, features)
                 if index in slots:
-                    features = _branched(model.slots[index].held.blended, features, rows)
+                    graft = model.slots[index].held
+                    assert isinstance(graft, SideGraft), "a built-in host has side modules only"
+                    features = _branched(graft.blended, features, rows)
             yield from _outputs(model.segments[-1], features, share)
 
 

@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.dry_run import Call, call, dry_forward, layer_by_layer, tensors_in, untouched
-from esper.leyline.errors import BlueprintError, HostError
+from esper.kasmina.dry_run import Call, dry_forward, tensors_in
+from esper.leyline.errors import HostError
 
 LAYER_NUMBERS: Final = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx")
 """Attributes in which modules of a block store the position of the block."""
@@ -91,9 +91,10 @@ class BlockContainer:
     def insert(self, before: nn.Module, block: nn.Module) -> None:
         """Insert ``block`` behind the block ``before`` and count it."""
         position, numbers = self.position(before) + 1, _layer_numbers(self.blocks)
-        for entries in self._per_layer():
-            entries.insert(position, entries[position - 1])
+        per_layer = self._per_layer()
         self._count(1)
+        for entries in per_layer:
+            entries.insert(position, entries[position - 1])
         self.blocks.insert(position, block)
         self._renumber(numbers)
 
@@ -107,8 +108,16 @@ class BlockContainer:
         self._renumber(numbers)
 
     def _count(self, change: int) -> None:
-        for owner, name in self._counts:
-            setattr(owner, name, getattr(owner, name) + change)
+        before = [(owner, name, getattr(owner, name)) for owner, name in self._counts]
+        changed = 0
+        try:
+            for owner, name, value in before:
+                setattr(owner, name, value + change)
+                changed += 1
+        except BaseException:  # The attribute of a frozen configuration cannot be set.
+            for owner, name, value in before[:changed]:
+                setattr(owner, name, value)
+            raise
 
     def _per_layer(self) -> list[list[Any]]:
         """Return the lists of the configurations that have one entry per block."""
@@ -154,9 +163,9 @@ def find_insertion(
 ) -> Insertion:
     """Return how a copy of the block at ``path`` is inserted behind it, after a trial of the insertion.
 
-    In the trial, a copy that passes its input on must run once and leave all outputs of the network bit-equal.
-    If the network can be built from its configuration, a network that is built from the changed configuration
-    must have the same modules and parameters.
+    In the trial, a copy that passes its input on must run once and leave all outputs of the network
+    bit-equal. If the network can be built from its configuration, a network that is built from the changed
+    configuration must have the same modules and parameters.
 
     Args:
         net: Network with the block; unchanged afterwards.
@@ -170,8 +179,7 @@ def find_insertion(
     """
     container, _, name = path.rpartition(".")
     block, blocks = net.get_submodule(path), net.get_submodule(container)
-    numbered = isinstance(blocks, nn.ModuleList | nn.Sequential) and name.isdecimal()
-    if not numbered or not container:
+    if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not name.isdecimal():
         raise HostError(f"'{path}' is not an element of a ModuleList or Sequential of the network")
     if not any(True for _ in block.children()):
         raise HostError(f"'{path}' is a single layer and not a block of layers")
@@ -217,7 +225,8 @@ def _choices(net: nn.Module, container: str, blocks: int) -> Iterator[tuple[Coun
     parts = container.split(".")
     above = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
     certain = _counts_in(net, above[0], blocks, is_in_config=False)
-    with_config = [path for path in above if hasattr(net.get_submodule(path).__dict__.get("config"), "__dict__")]
+    configs = {path: vars(net.get_submodule(path)).get("config") for path in above}
+    with_config = [path for path, config in configs.items() if hasattr(config, "__dict__")]
     if not with_config:
         yield tuple(certain)
         return
@@ -259,11 +268,13 @@ def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], 
     """
     block = net.get_submodule(path)
     container, twin = BlockContainer(net, insertion), copy.deepcopy(block)
-    where = f"{insertion.container}.{container.position(block) + 1}"
+    where = f"{insertion.container}.{container.position(block) + 1}".lstrip(".")
     try:
         container.insert(block, twin)
     except (AttributeError, TypeError) as error:  # The configuration is frozen.
-        raise HostError(f"the count of blocks in '{insertion.container}' cannot be changed: {error}") from None
+        raise HostError(
+            f"the count of blocks in '{insertion.container}' cannot be changed: {error}"
+        ) from None
     handle = twin.register_forward_hook(_pass_on(insertion.features), with_kwargs=True)
     try:
         calls, result = dry_forward(net, sample)
@@ -286,7 +297,7 @@ def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], 
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num()) if one.is_floating_point() else torch.equal(one, other)
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
 def _pass_on(features: Argument) -> Callable[..., Any]:
@@ -327,88 +338,9 @@ def _described(net: nn.Module, container: str) -> list[tuple[str, Any]]:
     tensors: list[tuple[str, Any]] = [(name, tuple(t.shape)) for name, t in net.state_dict().items()]
     blocks = net.get_submodule(container)
     attributes = [
-        (f"{container}.{name}.{key}", value)
+        (".".join(filter(None, (container, name, key))), value)
         for name, module in blocks.named_modules()
         for key, value in sorted(vars(module).items())
         if isinstance(value, int | float | str) and key != "training" and not key.startswith("_")
     ]
     return tensors + attributes
-
-
-# --- birth --------------------------------------------------------------------------------------------------
-
-
-class BlockCall(NamedTuple):
-    """Arguments of one call of a block."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-def captured_call(net: nn.Module, block: nn.Module, sample: Any) -> BlockCall:
-    """Return a copy of the arguments with which ``net`` calls ``block`` for ``sample``, in evaluation mode."""
-    caught: list[BlockCall] = []
-
-    def look(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        caught.append(BlockCall(*copy.deepcopy((args, kwargs))))
-
-    handle = block.register_forward_pre_hook(look, with_kwargs=True)
-    try:
-        with untouched(net, training=False), layer_by_layer(), torch.no_grad():
-            call(net, sample)
-    finally:
-        handle.remove()
-    return caught[0]
-
-
-def zero_outputs(
-    block: nn.Module, called: BlockCall, features: Argument, output: Callable[[Any], Tensor]
-) -> list[nn.Parameter]:
-    """Set the output projections of a block to zero, so that the block returns its input features, and return
-    these parameters.
-
-    All parameters are set to zero; then, in the order of the forward pass, every parameter gets its values back
-    unless the output would change. The last layers of the residual branches remain zero.
-
-    Raises:
-        BlueprintError: The block does not return its input with all parameters zero, so it is not residual;
-            its parameters are unchanged.
-    """
-
-    def run() -> tuple[Tensor, Tensor]:
-        args, kwargs = copy.deepcopy(called)
-        h = features.value(args, kwargs).clone()
-        return h, output(block(*args, **kwargs))
-
-    with untouched(block, training=False), layer_by_layer(), torch.no_grad():
-        parameters = _in_order_of_use(block, run)
-        kept = [p.detach().clone() for p in parameters]
-        for parameter in parameters:
-            parameter.zero_()
-        if not torch.equal(*run()):
-            for parameter, values in zip(parameters, kept, strict=True):
-                parameter.copy_(values)
-            raise BlueprintError(
-                f"a {type(block).__name__} does not return its input when all its weights are zero, so its"
-                " copy cannot start without effect; plant it as a copy"
-            )
-        zero: list[nn.Parameter] = []
-        for parameter, values in zip(parameters, kept, strict=True):
-            parameter.copy_(values)
-            if not torch.equal(*run()):
-                parameter.zero_()
-                zero.append(parameter)
-    return zero
-
-
-def _in_order_of_use(block: nn.Module, run: Callable[[], object]) -> list[nn.Parameter]:
-    """Return the floating-point parameters of a block in the order in which its modules run."""
-    order: list[nn.Module] = []
-    handles = [m.register_forward_hook(lambda m, _args, _out: order.append(m)) for m in block.modules()]
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    used = [p for module in order for p in module.parameters(recurse=False)]
-    return [p for p in dict.fromkeys([*used, *block.parameters()]) if p.is_floating_point()]

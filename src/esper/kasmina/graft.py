@@ -184,7 +184,7 @@ class SideGraft(Graft):
         norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in self.seed.modules())
         self.change = change if norms else pure_change
 
-    def attach(self, module: nn.Module, container: BlockContainer | None) -> RemovableHandle:  # noqa: ARG002
+    def attach(self, module: nn.Module, container: BlockContainer | None) -> RemovableHandle:
         return module.register_forward_hook(self.train(module.training).on_forward)
 
     def detach(self, container: BlockContainer | None) -> None:

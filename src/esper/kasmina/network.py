@@ -15,17 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina import lifecycle
+from esper.kasmina import lifecycle, network_state
+from esper.kasmina.birth import captured_call, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
-from esper.kasmina.edits import captured_call, zero_outputs
-from esper.kasmina.graft import BlockGraft, Graft, Participation, SideGraft, described, description_of
+from esper.kasmina.graft import Graft, Participation, SideGraft, described
 from esper.kasmina.host import Host
-from esper.kasmina.network_state import check_layout, check_state, loaded_grafts, without_seeds
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach
-from esper.kasmina.transaction import Transaction
 from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed
 from esper.leyline.rules import ActionSpace, LifecycleRules
 
@@ -122,7 +120,9 @@ class MorphogeneticModel(nn.Module):
         if start is None:
             return self.host(x)
         assert self.segments is not None, "only a segmented host can be entered at a slot"
-        h = self.slots[start].held.blended(x)
+        graft = self.slots[start].held
+        assert isinstance(graft, SideGraft), "a built-in host has side modules only"
+        h = graft.blended(x)
         for segment in self.segments[start + 1 :]:
             h = segment(h)
         return h
@@ -236,7 +236,7 @@ class MorphogeneticModel(nn.Module):
             if source is not None and births.zero:
                 zero.extend(self._start_without_effect(slot, source, seed))
 
-        graft = place.germinate(spec.name, style, like=self._like(slot), block=source, prepare=prepare)
+        graft = place.germinate(spec.name, style, like=self.like(slot), block=source, prepare=prepare)
         try:
             self._check_size(graft)
             groups.join(slot, place.place.module, graft.parameters())
@@ -252,7 +252,8 @@ class MorphogeneticModel(nn.Module):
         self._seed_parameters[slot] = place.seed_parameters()
         return sum(p.numel() for p in graft.parameters())
 
-    def _like(self, slot: int) -> Tensor:
+    def like(self, slot: int) -> Tensor:
+        """Return a tensor with the device and dtype for a seed in ``slot``."""
         near = self._bound.near(self.slots[slot].place.module)
         return near[0][0] if near else torch.empty(0)
 
@@ -261,7 +262,7 @@ class MorphogeneticModel(nn.Module):
         site = self.sites[slot]
         if self.sample is None or site.insertion is None:
             raise BlueprintError(
-                f"the block at slot {site.name} runs as a side module, and its copy cannot start without effect"
+                f"the block at slot {site.name} runs as a side module; its copy cannot start without effect"
             )
         called = captured_call(self.host, source, self.sample)
         return zero_outputs(seed, called, site.insertion.features, site.output.features)
@@ -360,17 +361,7 @@ class MorphogeneticModel(nn.Module):
 
     def state(self) -> dict[str, Any]:
         """Return weights, buffers, seeds, random streams of the slots, and the slot table."""
-        return {
-            "host": {name: value.clone() for name, value in self.host.state_dict().items()},
-            "slots": [
-                {
-                    "stochastic": slot.graft is not None and slot.graft.stochastic,
-                    "stream": slot.stream and slot.stream.get_state(),
-                }
-                for slot in self.slots
-            ],
-            "table": {name: torch.from_numpy(a.copy()) for name, a in self.table.arrays().items()},
-        }
+        return network_state.state_of(self)
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore a saved state of a network with the same host; its present seeds may differ from the saved
@@ -382,46 +373,14 @@ class MorphogeneticModel(nn.Module):
         Raises:
             HostError: The state belongs to another host or has non-finite weights; the network is unchanged.
         """
-        table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
-        with Transaction([self.host], objects=self.slots):
-            self._match_blocks(table)
-            check_state(self.slots, self.host, state)
-            grafts = loaded_grafts(self.slots, self.host, state["host"])
-        for slot in self.slots:
-            if isinstance(slot.graft, SideGraft):
-                slot.remove()
-        self.host.load_state_dict(without_seeds(state["host"]))
-        for slot, graft, kept in zip(self.slots, grafts, state["slots"], strict=True):
-            if graft is not None:
-                slot.hold(graft)
-            if slot.graft is not None:
-                slot.graft.stream, slot.graft.stochastic = slot.stream, kept["stochastic"]
-            if slot.stream is not None:
-                slot.stream.set_state(kept["stream"])
+        network_state.load_state(self, state)
         self._known = {i: slot.graft for i, slot in enumerate(self.slots) if slot.graft is not None}
-        self.table.assign(table)
         self.sync()
-
-    def _match_blocks(self, table: SlotTable) -> None:
-        """Insert and remove blocks, so that the network has those of the slot table, with arbitrary
-        weights."""
-        names = self._blueprint_names
-        for index, slot in enumerate(self.slots):
-            is_block = slot.place.container is not None and bool(table.occupied[0, index])
-            if is_block and blueprint_named(names[table.blueprint[0, index]], slot.site.topology).copies:
-                slot.match(description_of(names[table.blueprint[0, index]], int(table.style[0, index])), None)
-            elif isinstance(slot.graft, BlockGraft):
-                slot.match(None, None)
 
     def layout(self) -> dict[str, Any]:
         """Return class, sites, blueprint names and slot table of the network as plain values, without
         weights."""
-        return {
-            "network": f"{type(self.host).__module__}.{type(self.host).__qualname__}",
-            "sites": [[site.name, site.path, site.topology, site.width] for site in self.sites],
-            "blueprints": list(self._blueprint_names),
-            "table": {name: array[0].tolist() for name, array in self.table.arrays().items()},
-        }
+        return network_state.layout_of(self)
 
     def load_layout(self, state: dict[str, Any]) -> None:
         """Build the seeds of a saved layout in the order in which they were planted; their weights are
@@ -430,16 +389,7 @@ class MorphogeneticModel(nn.Module):
         Raises:
             HostError: The layout belongs to another network, or ``state`` is not a layout.
         """
-        check_layout(self.layout(), state)
-        table = SlotTable.empty(1, len(self.slots))
-        for name, array in table.arrays().items():
-            array[0] = state["table"][name]
-        for index in sorted(range(len(self.slots)), key=lambda i: table.seed_id[0, i]):
-            wanted = None
-            if table.occupied[0, index]:
-                blueprint = state["blueprints"][table.blueprint[0, index]]
-                wanted = description_of(blueprint, int(table.style[0, index]))
-            self.slots[index].match(wanted, self._like(index))
+        table = network_state.plant_layout(self, state)
         self.follow_state()
         self.table.assign(table)
         self.sync()

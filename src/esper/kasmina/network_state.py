@@ -1,13 +1,97 @@
-"""Checks whether a saved state or layout fits the network that is to load it."""
+"""State and layout of a growing network, and checks whether they fit the network that is to load them."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from esper.kasmina.graft import Graft
+from esper.kasmina.blueprints import blueprint_named
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
+from esper.kasmina.transaction import Transaction
+from esper.leyline import SlotTable
 from esper.leyline.errors import HostError
+
+if TYPE_CHECKING:
+    from esper.kasmina.network import MorphogeneticModel
+
+
+def state_of(model: MorphogeneticModel) -> dict[str, Any]:
+    """Return weights, buffers, seeds, random streams of the slots, and the slot table of a network."""
+    return {
+        "host": {name: value.clone() for name, value in model.host.state_dict().items()},
+        "slots": [
+            {
+                "stochastic": slot.graft is not None and slot.graft.stochastic,
+                "stream": slot.stream and slot.stream.get_state(),
+            }
+            for slot in model.slots
+        ],
+        "table": {name: torch.from_numpy(a.copy()) for name, a in model.table.arrays().items()},
+    }
+
+
+def load_state(model: MorphogeneticModel, state: dict[str, Any]) -> None:
+    """Load weights, seeds, random streams and slot table of ``state``; raise HostError and change nothing if
+    they do not fit the network."""
+    table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
+    with Transaction([model.host], objects=model.slots):
+        _match_blocks(model, table)
+        check_state(model.slots, model.host, state)
+        grafts = loaded_grafts(model.slots, model.host, state["host"])
+    for slot in model.slots:
+        if isinstance(slot.graft, SideGraft):
+            slot.remove()
+    model.host.load_state_dict(without_seeds(state["host"]))
+    for slot, graft, kept in zip(model.slots, grafts, state["slots"], strict=True):
+        if graft is not None:
+            slot.hold(graft)
+        if slot.graft is not None:
+            slot.graft.stream, slot.graft.stochastic = slot.stream, kept["stochastic"]
+        if slot.stream is not None:
+            slot.stream.set_state(kept["stream"])
+    model.table.assign(table)
+
+
+def _match_blocks(model: MorphogeneticModel, table: SlotTable) -> None:
+    """Insert and remove blocks, so that the network has those of the slot table, with arbitrary weights."""
+    names = model.action_space.blueprint_names
+    for index, slot in enumerate(model.slots):
+        name, style = names[table.blueprint[0, index]], int(table.style[0, index])
+        is_block = slot.place.container is not None and bool(table.occupied[0, index])
+        if is_block and blueprint_named(name, slot.site.topology).copies:
+            slot.match(description_of(name, style), None)
+        elif isinstance(slot.graft, BlockGraft):
+            slot.match(None, None)
+
+
+def layout_of(model: MorphogeneticModel) -> dict[str, Any]:
+    """Return class, sites, blueprint names and slot table of a network as plain values, without weights."""
+    return {
+        "network": f"{type(model.host).__module__}.{type(model.host).__qualname__}",
+        "sites": [[site.name, site.path, site.topology, site.width] for site in model.sites],
+        "blueprints": list(model.action_space.blueprint_names),
+        "table": {name: array[0].tolist() for name, array in model.table.arrays().items()},
+    }
+
+
+def plant_layout(model: MorphogeneticModel, state: dict[str, Any]) -> SlotTable:
+    """Plant the seeds of a saved layout with arbitrary weights, in the order in which they were planted, and
+    return the slot table of the layout."""
+    check_layout(layout_of(model), state)
+    table = SlotTable.empty(1, len(model.slots))
+    for name, array in table.arrays().items():
+        array[0] = state["table"][name]
+    for index in sorted(range(len(model.slots)), key=lambda i: table.seed_id[0, i]):
+        wanted = None
+        if table.occupied[0, index]:
+            blueprint = state["blueprints"][table.blueprint[0, index]]
+            wanted = description_of(blueprint, int(table.style[0, index]))
+        model.slots[index].match(wanted, model.like(index))
+    return table
 
 
 def without_seeds(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -16,8 +100,8 @@ def without_seeds(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_state(slots: Sequence[SeedSlot], host: nn.Module, state: dict[str, Any]) -> None:
-    """Raise HostError unless a saved ``state`` fits the slots ``slots`` and the host with its inserted blocks,
-    and all its weights are finite."""
+    """Raise HostError unless a saved ``state`` fits the slots ``slots`` and the host with its inserted
+    blocks, and all its weights are finite."""
     other = "the state belongs to another host;"
     tensors: dict[str, Tensor] = state["host"]
     own, plain = without_seeds(host.state_dict()), without_seeds(tensors)
@@ -40,8 +124,8 @@ def check_state(slots: Sequence[SeedSlot], host: nn.Module, state: dict[str, Any
 def loaded_grafts(
     slots: Sequence[SeedSlot], host: nn.Module, tensors: dict[str, Tensor]
 ) -> list[Graft | None]:
-    """Return a graft with the weights of a state dict for every slot, not attached; None if the state dict has
-    no side module in the slot.
+    """Return a graft with the weights of a state dict for every slot, not attached; None if the state dict
+    has no side module in the slot.
     """
     paths = {slot: path for path, slot in slots_of(host).items()}
     return [_loaded_graft(slot, f"{paths[slot]}.{RESERVED}.graft.", tensors) for slot in slots]

@@ -87,14 +87,14 @@ class Site:
     """Path of the block that a ``stack`` seed copies; the block maps one tensor to a tensor of the same
     shape. The path is None if there is no block to copy.
     """
+    channels_last: bool = False
+    """Whether feature maps at the site, and weights of its seeds, have the memory format
+    ``torch.channels_last``."""
     insertion: Insertion | None = None
     """Where a copy of the submodule is inserted as a further block of the network; None if a copied block
     becomes a side module."""
     refusal: str | None = None
     """Reason why there is no insertion."""
-    channels_last: bool = False
-    """Whether feature maps at the site, and weights of its seeds, have the memory format
-    ``torch.channels_last``."""
 
 
 def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:

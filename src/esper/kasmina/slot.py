@@ -20,13 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, specs_for
+from esper.kasmina.birth import check_birth, check_fits, refusals
+from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
 from esper.kasmina.edits import BlockContainer
 from esper.kasmina.graft import BlockGraft, Graft, Participation, SideGraft, described
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
-from esper.leyline import BlueprintError, GrowthWarning, HostError, SlotError, Style
+from esper.leyline import GrowthWarning, HostError, SlotError, Style
 
 RESERVED: Final = SEED_NAME
 """Name under which a slot is a child of its submodule."""
@@ -43,7 +44,9 @@ class Place(NamedTuple):
     def of(cls, net: nn.Module, site: Site) -> Place:
         """Return the place of ``site`` in a network without inserted blocks."""
         insertion = site.insertion
-        return cls(net.get_submodule(site.path), None if insertion is None else BlockContainer(net, insertion))
+        return cls(
+            net.get_submodule(site.path), None if insertion is None else BlockContainer(net, insertion)
+        )
 
 
 class SeedSlot(nn.Module):
@@ -209,7 +212,7 @@ class SeedSlot(nn.Module):
         """Put a seed of the given description into the slot; keep the present seed if it has this
         description; empty the slot if the description is None.
 
-        A new seed has arbitrary weights, and the device and dtype of ``like``, or of the block that it copies.
+        A new seed has arbitrary weights, and the device and dtype of ``like``, or of the copied block.
         """
         kept = None if self.graft is None else self.graft.description.cpu()
         if kept is not None and (description is None or not torch.equal(kept, description.cpu())):
@@ -315,93 +318,3 @@ def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
         dynamo.reset()
     for forward in forwards:
         dynamo.eval_frame.remove_from_cache(forward)
-
-
-def check_fits(spec: BlueprintSpec, site: Site) -> None:
-    """Raise BlueprintError if a slot at ``site`` cannot hold a seed of ``spec``; the error message lists
-    blueprints that fit.
-    """
-    copyable = site.block is not None
-    others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(site.width, copyable=copyable))
-    if spec.copies and not copyable:
-        raise BlueprintError(
-            f"blueprint '{spec.name}' copies the last block upstream, and slot {site.name} has none that can"
-            f" be copied: {site.refusal or 'its host has no blocks'}; choose from {others}"
-        )
-    if not spec.fits(site.width, copyable=copyable):
-        raise BlueprintError(
-            f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
-            f" slot {site.name} is {site.width} wide. Change the host's width, or choose from"
-            f" {others}"
-        )
-
-
-@contextmanager
-def refusals(spec: BlueprintSpec, sample: Tensor) -> Iterator[None]:
-    """Convert any error inside the context into a BlueprintError, for code that builds a seed and runs it on
-    ``sample``."""
-    try:
-        yield
-    except BlueprintError:
-        raise
-    except Exception as error:
-        raise BlueprintError(
-            f"blueprint '{spec.name}' fails on features of shape {tuple(sample.shape[1:])}: {error}"
-        ) from error
-
-
-def check_birth(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> bool:
-    """Run a copy of the seed on ``sample`` in training and evaluation mode, and check that its delta is
-    allowed.
-
-    Returns:
-        Whether the seed draws random numbers in training mode, for example for dropout.
-
-    Raises:
-        BlueprintError: The seed has no parameters, or its delta is not finite, is not zero, or has another
-            shape than ``sample``.
-    """
-    if not any(True for _ in seed.parameters()):
-        raise BlueprintError(
-            f"blueprint '{spec.name}' has no parameters, so its seed could not learn; give it a layer with"
-            " weights"
-        )
-    # A copy of the seed is run, so that running statistics of the seed itself do not change.
-    trial, sample = copy.deepcopy(seed).cpu(), sample.cpu()
-    before = torch.get_rng_state()
-    _check_delta(spec, trial.train(), sample)
-    stochastic = not torch.equal(before, torch.get_rng_state())
-    _check_delta(spec, trial.eval(), sample)
-    return stochastic
-
-
-def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
-    """Raise BlueprintError unless the delta of a new seed has the shape of its input, is finite, and is
-    exactly zero.
-
-    The delta of a seed that copies a block may be non-zero. A seed must not change its input in place.
-    """
-    name, features = spec.name, sample.clone()
-    with torch.no_grad():
-        delta = seed(features)
-    if not isinstance(delta, Tensor) or delta.shape != sample.shape:
-        found = tuple(delta.shape) if isinstance(delta, Tensor) else type(delta).__name__
-        raise BlueprintError(
-            f"blueprint '{name}' must keep the shape of its input {tuple(sample.shape)}; it returned {found}"
-        )
-    if not torch.equal(features, sample):
-        raise BlueprintError(
-            f"blueprint '{name}' changes its input in place, and with it the host's features; leave out"
-            " inplace=True and methods that end in an underscore"
-        )
-    if not torch.isfinite(delta).all():
-        raise BlueprintError(
-            f"blueprint '{name}' returned a non-finite delta at birth; look for a division by zero or an"
-            " overflow in its forward"
-        )
-    if not spec.copies and torch.count_nonzero(delta):
-        raise BlueprintError(
-            f"blueprint '{name}' must return a delta of exactly zero at birth; its largest value"
-            f" is {delta.abs().max().item():.3g}. Make it an esper.kasmina.Mirrored or start its last"
-            " linear layer at zero"
-        )

@@ -34,9 +34,9 @@ _MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
 class Transaction(AbstractContextManager["Transaction"]):
     """State of networks, optimisers and other objects before a change, which is restored if the change fails.
 
-    Restored are children, hooks, training modes, layer numbers, configurations and buffers of networks, parameter groups and states of
-    optimisers, attributes of other objects with the slot tables in them, and torch's random state and
-    gradient mode. Weights are restored only if ``keep`` was called before they changed.
+    Restored are children, hooks, training modes, layer numbers, configurations and buffers of networks,
+    parameter groups and states of optimisers, attributes of other objects with the slot tables in them, and
+    torch's random state and gradient mode. Weights are restored only if ``keep`` was called before they changed.
 
     Args:
         nets: Networks that the change affects.
@@ -70,7 +70,11 @@ class Transaction(AbstractContextManager["Transaction"]):
         """Add networks, optimisers and other objects before the change affects them."""
         for module in {module: None for net in nets for module in net.modules()}:
             attributes = vars(module)
-            flags = {n: v for n, v in attributes.items() if n in _FLAGS or (isinstance(v, int) and numbers_layers(n))}
+            flags = {
+                n: v
+                for n, v in attributes.items()
+                if n in _FLAGS or (isinstance(v, int) and numbers_layers(n))
+            }
             self._structure.append(partial(attributes.update, flags))
             self.keep_containers(attributes[name] for name in _PARTS)
             self.keep(module.buffers(recurse=False))
