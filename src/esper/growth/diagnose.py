@@ -17,8 +17,8 @@ from torch.optim import Optimizer
 from esper.growth.batch_training import Loss, inputs_of
 from esper.growth.diagnosis_report import Diagnosis
 from esper.growth.growth import Growth
-from esper.growth.race import Blueprints, Course, Heat, race_of
-from esper.growth.race_runners import Limit
+from esper.growth.race import Course, Heat, race_of
+from esper.growth.race_runners import Blueprints, Limit
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.sites import find_sites
 from esper.kasmina.transaction import Transaction
@@ -94,12 +94,11 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         return diagnosis
 
 
-def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Module:
+def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool = True) -> nn.Module:
     """Plant a permanent seed after the submodule ``place``.
 
     The network stays a plain module of its class. The output of the network does not change until the next
-    training step, because the output of a new seed is zero; so are the output projections of a copied block,
-    if the block is residual. Construct the optimiser after planting, or add
+    training step, because the output of a new seed is zero. Construct the optimiser after planting, or add
     the seed's parameters to the optimiser.
 
     Args:
@@ -107,6 +106,8 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
         place: Name of the submodule after which the seed is planted.
         blueprint: Name of the seed's blueprint.
         sample: Input that the network is called with.
+        zero: Whether the output projections of a block that ``stack`` inserts start at zero; otherwise the
+            block is an exact copy, and the output of the network changes.
 
     Returns:
         The same object ``net``, with the seed.
@@ -126,7 +127,8 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
             raise HostError(
                 f"place {place!r} names {len(growth.slots)} submodules ({names}); name one of them"
             )
-        growth.germinate(growth.slots[0], blueprint)
+        is_block = blueprint == "stack" and growth.network.sites[0].insertion is not None
+        growth.germinate(growth.slots[0], blueprint, zero=zero and is_block)
         growth.finish(merge=False)
     except BaseException:  # An interrupt by Ctrl-C also removes the slots.
         before.undo()

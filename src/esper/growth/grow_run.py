@@ -21,6 +21,7 @@ from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
 from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
+from esper.kasmina.network import Births
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class GrowRun:
                 events = self._measure(is_last=self._trainer.progress >= 1.0)
                 self._record(train_loss)
                 race = self._run_race() if self._race_is_due() else None
+                # A race compares blocks that start without effect, so its winner is planted as such.
+                growth.network.births = Births(zero=race is not None)
                 decided = growth.decide(race)
                 if race is not None:
                     events.append(self._raced_event(race, decided))

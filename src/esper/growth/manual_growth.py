@@ -21,7 +21,7 @@ from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.health import statistics_of, tensor_norms
 from esper.kasmina.incubation import shadow_loss_of
-from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.network import Births, MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import call_order, check_modes, find_sites
@@ -145,15 +145,28 @@ class ManualGrowth:
 
     @all_or_nothing
     def germinate(
-        self, slot: str, blueprint: str, *, style: str = BLEND_IDS[0], alpha: float = 1.0
+        self,
+        slot: str,
+        blueprint: str,
+        *,
+        style: str = BLEND_IDS[0],
+        alpha: float = 1.0,
+        zero: bool = False,
+        moments: bool = True,
     ) -> GrowthEvent:
         """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
+
+        The blueprint ``stack`` inserts a copy of the submodule as a further block, if the submodule is in a
+        ``ModuleList`` or ``Sequential``.
 
         Args:
             slot: Name of the slot, which is the name of a submodule.
             blueprint: Name of the seed's blueprint.
             style: Blend style: linear_add, linear_multiply, sigmoid_add or gated_gate.
             alpha: Weight of the seed in the forward pass, from 0 to 1.
+            zero: Whether the output projections of a copied block start at zero, so that the output of the
+                network does not change.
+            moments: Whether the copy of a block also gets a copy of the optimiser state.
 
         Returns:
             Event of kind ``germinated``.
@@ -173,7 +186,7 @@ class ManualGrowth:
         if not table.occupied[0, index]:
             table.clear(0, index)  # Planting by hand ignores the embargo of a slot.
         number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
-        params = self.network.germinate(index, number, kind)
+        params = self.network.germinate(index, number, kind, Births(zero, moments))
         seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
         moves = lifecycle.germinate(table, 0, index, seed, self.network.rules)
         self.network.sync()

@@ -66,6 +66,16 @@ class Insertion(NamedTuple):
     features: Argument
     counts: tuple[Count, ...]
 
+    def plain(self) -> list[Any]:
+        """Return the insertion as lists, for files."""
+        return [self.container, list(self.features), [list(count) for count in self.counts]]
+
+    @classmethod
+    def of(cls, plain: list[Any]) -> Insertion:
+        """Return the insertion from the lists that ``plain`` returned."""
+        container, features, counts = plain
+        return cls(container, Argument(*features), tuple(Count(*count) for count in counts))
+
 
 class BlockContainer:
     """Container of blocks, with the configurations and attributes that count its blocks.

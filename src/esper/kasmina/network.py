@@ -93,7 +93,7 @@ class MorphogeneticModel(nn.Module):
         self.table = table if table is not None else SlotTable.empty(1, len(self.sites))
         self.sample = sample
         self.births = Births()
-        """How copied blocks start."""
+        """How copied blocks start unless ``germinate`` is told otherwise."""
         self.max_params: int | None = None
         """Largest number of parameters that all seeds together may have; None for no limit."""
         self.groups: OptimizerGroups | None = None
@@ -216,9 +216,9 @@ class MorphogeneticModel(nn.Module):
             raise RuntimeError("call bind_optimiser(host_optimiser) before the first seed germinates")
         return self.groups
 
-    def germinate(self, slot: int, blueprint: int, style: int) -> int:
+    def germinate(self, slot: int, blueprint: int, style: int, births: Births | None = None) -> int:
         """Build a seed in ``slot`` and add its parameters to the optimiser; the caller updates the slot
-        table.
+        table. ``births`` states how a copied block starts; as ``self.births`` unless given.
 
         Returns:
             Number of parameters of the seed and its gate.
@@ -230,7 +230,7 @@ class MorphogeneticModel(nn.Module):
         place, groups, spec = self.slots[slot], self._bound, self.blueprint(slot, blueprint)
         source = self._copied(slot) if spec.copies else None
         position = torch.get_rng_state()
-        births, zero = self.births, list[nn.Parameter]()
+        births, zero = births or self.births, list[nn.Parameter]()
 
         def prepare(seed: nn.Module) -> None:
             if source is not None and births.zero:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from esper.files.atomic_write import write_durably
+from esper.kasmina.edits import Insertion
+from esper.kasmina.graft import BlockGraft
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.plain import finish
@@ -34,7 +36,12 @@ def network_state(network: MorphogeneticModel) -> dict[str, Any]:
         "format": FORMAT,
         "class": type(host).__qualname__,
         "spec": getattr(host, "spec", None) if isinstance(host, Host) else None,
-        "sites": [asdict(site) | {"output": list(site.output)} for site in network.sites],
+        "sites": [_plain_site(site) for site in network.sites],
+        "blocks": {
+            slot.site.name: slot.graft.description
+            for slot in network.slots
+            if isinstance(slot.graft, BlockGraft)
+        },
         "state": {name: value.clone() for name, value in host.state_dict().items()},
     }
 
@@ -88,6 +95,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
         saved = read(Path(path), map_location="cpu")
         sites = [_site(entry) for entry in saved["sites"]]
         state, name, spec = dict(saved["state"]), saved["class"], saved["spec"]
+        blocks = dict(saved.get("blocks", {}))
     except Exception as error:
         raise EsperError(
             f"'{path}' is no network that esper saved, or is damaged ({type(error).__name__}); pass a file"
@@ -100,7 +108,10 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
     try:
         with Transaction([base]) as change:
             change.keep(base.parameters())
-            attach(base, [SeedSlot(site, base) for site in sites])
+            slots = [SeedSlot(site, base) for site in sites]
+            attach(base, slots)
+            for slot in slots:
+                slot.match(blocks.get(slot.site.name), None)
             base.load_state_dict(state)
             finish(base)
     except EsperError:
@@ -125,6 +136,13 @@ def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Mo
         return kinds[name](**spec)
 
 
+def _plain_site(site: Site) -> dict[str, Any]:
+    insertion = site.insertion and site.insertion.plain()
+    return asdict(site) | {"output": list(site.output), "insertion": insertion}
+
+
 def _site(entry: dict[str, Any]) -> Site:
     swap = entry["swap"] and tuple(entry["swap"])
-    return Site(**entry | {"output": Output(*entry["output"]), "shape": tuple(entry["shape"]), "swap": swap})
+    insertion = entry.get("insertion") and Insertion.of(entry["insertion"])
+    parts = {"output": Output(*entry["output"]), "shape": tuple(entry["shape"])}
+    return Site(**entry | parts | {"swap": swap, "insertion": insertion})

@@ -25,7 +25,7 @@ from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
-from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of
+from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, Stage
 
@@ -70,6 +70,7 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
                 raise
             wanted = stable
     leave(merged)
+    stop_checking(net)
     notice_hooks()
     return graphs
 
@@ -117,6 +118,7 @@ def settle(net: nn.Module) -> list[str]:
         except EsperError:
             untraced.append(slot.site.name)
             _replace(submodule, slot, _Hook(slot.graft, slot.site.output))
+    stop_checking(net)
     notice_hooks()
     return untraced
 

@@ -339,7 +339,7 @@ def _is_block(module: nn.Module, found: Call) -> bool:
 def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
     """Return sites for ``slots="auto"``: after each of the outermost repeated blocks or, if there are none,
     after each layer with weights. The output of the network is never a site."""
-    blocks = _repeated(net, by_path)
+    blocks = _blocks(net, by_path)
     graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
     grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
     places = blocks or [
@@ -368,16 +368,23 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
     return [found[round((i + 1) * len(found) / count) - 1] for i in range(count)]
 
 
-def _repeated(net: nn.Module, by_path: Mapping[str, list[Call]]) -> list[str]:
-    """Return the paths of the outermost modules that have children and are not the only such module of their
-    class, in the order of execution."""
+def _blocks(net: nn.Module, by_path: Mapping[str, list[Call]]) -> list[str]:
+    """Return the paths of the outermost blocks in the order of execution: modules with children that are not
+    the only such module of their class, or that are in a list of modules of one class."""
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
     inner = {p: m for p, m in net.named_modules() if p in by_path and not isinstance(m, containers)}
     parents = {path: type(m) for path, m in inner.items() if any(True for _ in m.children())}
     kinds = list(parents.values())
-    blocks = [path for path, kind in parents.items() if kinds.count(kind) > 1]
+    blocks = [p for p, kind in parents.items() if kinds.count(kind) > 1 or _is_listed(net, p)]
     outermost = {p for p in blocks if not any(p.startswith(f"{other}.") for other in blocks if other != p)}
     return [path for path in by_path if path in outermost]
+
+
+def _is_listed(net: nn.Module, path: str) -> bool:
+    """Return whether the module is in a ``ModuleList``, or in a ``Sequential``, of modules of its class."""
+    around = net.get_submodule(path.rpartition(".")[0])
+    kinds = {type(module) for module in around.children()}
+    return isinstance(around, nn.ModuleList | nn.Sequential) and len(kinds) == 1
 
 
 assert set(get_args(Topology)) == set(_TOPOLOGY_OF_RANK.values())

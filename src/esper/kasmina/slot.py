@@ -292,14 +292,43 @@ def attach(net: nn.Module, slots: Sequence[SeedSlot]) -> None:
         )
     for slot in slots:
         slot.place.module.add_module(RESERVED, slot)
+    if any(slot.place.container is not None for slot in slots):
+        net.register_load_state_dict_pre_hook(_check_blocks)
 
 
 def detach(net: nn.Module) -> None:
     """Remove all slots and their seeds from ``net``."""
-    for path, slot in slots_of(net).items():
+    for slot in slots_of(net).values():
         if slot.graft is not None:
             slot.remove()
-        del net.get_submodule(path)._modules[RESERVED]
+        del slot.place.module._modules[RESERVED]
+    stop_checking(net)
+
+
+def stop_checking(net: nn.Module) -> None:
+    """Remove the check of state dicts that ``attach`` has registered."""
+    for number, hook in list(net._load_state_dict_pre_hooks.items()):
+        if getattr(hook, "hook", None) is _check_blocks:
+            del net._load_state_dict_pre_hooks[number]
+
+
+def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Raise HostError before a state dict with another number of blocks is loaded."""
+    for path, slot in slots_of(net).items():
+        container = prefix + path.rpartition(".")[0]
+        names = (
+            name.removeprefix(f"{container}.") for name in state_dict if name.startswith(f"{container}.")
+        )
+        saved = {name.partition(".")[0] for name in names}
+        if slot.place.container is None or not saved:
+            continue
+        blocks = slot.place.container.blocks
+        filled = {name for name, block in blocks.named_children() if block.state_dict()}
+        if saved != filled:
+            raise HostError(
+                f"the state has {len(saved)} blocks in '{container}', and this network has {len(filled)}; load"
+                " the state of its Growth first, growth.load_state_dict(...), or finish the growth"
+            )
 
 
 def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:

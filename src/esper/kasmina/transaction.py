@@ -36,7 +36,8 @@ class Transaction(AbstractContextManager["Transaction"]):
 
     Restored are children, hooks, training modes, layer numbers, configurations and buffers of networks,
     parameter groups and states of optimisers, attributes of other objects with the slot tables in them, and
-    torch's random state and gradient mode. Weights are restored only if ``keep`` was called before they changed.
+    torch's random state and gradient mode. Weights are restored only if ``keep`` was called before they
+    changed.
 
     Args:
         nets: Networks that the change affects.
