@@ -10,8 +10,9 @@ import math
 from typing import Final
 
 from esper.leyline import ActionSpace, Decisions, EpochFacts, Head, LifecycleOp, RaceResult, SlotTable
+from esper.tamiyo.controllers import planting
 from esper.tamiyo.heuristic import keep_or_remove
-from esper.tamiyo.saturation_controller import EVALUATION, planting
+from esper.tamiyo.saturation_controller import EVALUATION
 
 ERRORS: Final = 2.0
 """Number of standard errors by which the winner's loss must be below the loss of the network without it."""

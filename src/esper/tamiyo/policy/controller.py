@@ -1,6 +1,7 @@
 """Controller that takes the argmax actions of a trained policy."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -79,12 +80,12 @@ def decide(
         EmptyMaskError: A head of an environment has no legal value.
     """
     device = next(policy.parameters()).device
-    sent, memory = seen.to(device), [state.to(device) for state in hidden]
+    sent, memory = seen.each(lambda x: x.to(device)), [state.to(device) for state in hidden]
     uniforms = None if uniforms is None else uniforms.to(device)
     count, parts = len(seen.features), []
     for first in range(0, count, at_once or count):
         envs = slice(first, first + (at_once or count))
-        own = sent.of_envs(envs)
+        own = sent.each(itemgetter(envs))
         with torch.no_grad():
             part = policy.get_action(
                 own.features,
