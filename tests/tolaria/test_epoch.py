@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from esper.kasmina.health import GradientStatistics
-from esper.leyline import SlotTable
+from esper.leyline import GradientStatistics, SlotTable
 from esper.tolaria.epoch import EpochTraining, record_gradients
 
 

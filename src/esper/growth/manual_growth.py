@@ -259,7 +259,7 @@ class ManualGrowth:
             found = statistics_of(
                 tensor_norms([p.grad for p in self.network.seed_parameters(slot) if p.grad is not None])
             )
-            self.network.table.record_gradients(0, slot, ratio=math.nan, **found._asdict())
+            self.network.table.record_gradients(0, slot, found, ratio=math.nan)
 
     def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
         """Record stage moves, count the FLOPs of the changed network, and return the events of the moves."""

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from esper.kasmina.device_work import DeviceWork
-from esper.kasmina.health import GradientStatistics, gradient_summary, statistics_of
+from esper.kasmina.health import gradient_summary, statistics_from, statistics_of
 from esper.kasmina.recovery import Recovery
-from esper.leyline.slot_table import SlotTable
+from esper.leyline.slot_table import GradientStatistics, SlotTable
 from esper.tolaria.minibatch import Learner, MinibatchResult
 from esper.tolaria.objective import Objective
 from esper.tolaria.precision import Precision
@@ -73,7 +73,7 @@ class UnreadEpoch:
         checked = losses + others + ([] if precision.scales else norms + seed_norms)
         if not all(map(math.isfinite, checked)) or precision.overflows:
             return None
-        statistics = {slot: GradientStatistics.of(list(islice(values, 3))) for slot in seeds}
+        statistics = {slot: statistics_from(list(islice(values, 3))) for slot in seeds}
         return _summary(losses, scores, norms, precision, statistics)
 
     def _weights(self) -> list[Tensor]:
@@ -144,12 +144,5 @@ def _mean(values: Sequence[float]) -> float:
 def record_gradients(table: SlotTable, trained: EpochTraining) -> None:
     """Store the gradient statistics of all seeds after an epoch in the slot table; gate G2 reads them."""
     for slot, statistics in trained.seeds.items():
-        table.record_gradients(
-            0,
-            slot,
-            norm=statistics.norm,
-            ratio=statistics.norm / trained.host_norm if trained.host_norm > 0 else math.nan,
-            health=statistics.health,
-            vanishing=statistics.vanishing,
-            exploding=statistics.exploding,
-        )
+        ratio = statistics.norm / trained.host_norm if trained.host_norm > 0 else math.nan
+        table.record_gradients(0, slot, statistics, ratio=ratio)
