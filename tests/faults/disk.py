@@ -45,9 +45,9 @@ class Disk:
         self._open: dict[int, tuple[str, int]] = {}
         """Path and flags of every open file descriptor."""
         self._files: dict[int, bytes] = {}
-        """Content of every file when it was last flushed, by inode."""
+        """Content that every file had when it was last flushed, by inode."""
         self._folders: dict[int, dict[str, int]] = {}
-        """Names in every folder when it was last flushed, by inode."""
+        """Entries (name and inode) that every folder had when it was last flushed, by inode of the folder."""
         self._pinned: dict[int, int] = {}
         """Open descriptor of every file and folder seen, by inode, so that no inode number is used again."""
         self._real = {name: getattr(os, name) for name in (*CHANGES, "close")}

@@ -8,8 +8,8 @@
 - a child process continues in a copy of the folder, and change n fails for want of permission.
 
 A child must end with sentences on standard error, and without a traceback. If it reports success, its files
-must be those of the undisturbed run; otherwise its folder is resumed or read like that of a dead process. Of
-equal folders one is resumed.
+must be those of the undisturbed run; otherwise its folder is resumed or read like that of a dead process. If
+several faults leave equal folders, only one of these folders is resumed or read.
 """
 
 import hashlib
@@ -30,13 +30,13 @@ class Command(NamedTuple):
     """Command under test; all functions work in the current folder."""
 
     prepare: Callable[[], object]
-    """Creates the files that are there before."""
+    """Creates the files that exist before the command starts."""
     work: Callable[[], object]
     """Runs the command; raises ``EsperError`` or ``SystemExit`` unless it succeeds."""
     recover: Callable[[], object]
     """Resumes or repeats the command after a fault, or reads what it has left."""
     check: Callable[[Path], object]
-    """Asserts that the files after success, or after ``recover``, are those of the folder of a whole run."""
+    """Asserts that the files after success, or after ``recover``, equal those of an undisturbed run."""
 
 
 class Explored(NamedTuple):
@@ -63,7 +63,7 @@ def explore(command: Command, folder: Path) -> Explored:
         os.chdir(path)
         command.prepare()
         if path == warm:
-            command.work()  # What is imported or cached at the first call is no part of the search.
+            command.work()  # Fill caches and import modules, which later runs then do not do again.
     place: Path | None = None  # folder of this process if it is a child
 
     def before_change() -> None:

@@ -41,7 +41,7 @@ def spread(total: int, count: int) -> Iterator[tuple[int, bool]]:
         yield 1 + total * (2 * i + 1) // (2 * count), i % 2 == 0
 
 
-@pytest.mark.filterwarnings("ignore::esper.growth.GrowthWarning")  # A rollback warns of the metric.
+@pytest.mark.filterwarnings("ignore::esper.growth.GrowthWarning")  # Raised by rollbacks.
 @pytest.mark.parametrize("call", LINES)
 def test_public_call_interrupted_at_any_line_happens_completely_or_not_at_all(
     call: str, tmp_path: Path

@@ -73,7 +73,7 @@ def test_journal_rows_have_the_time_since_run_start_and_are_omitted_beyond_the_l
 
 
 def test_only_complete_iterations_are_read_while_a_run_is_written(out: Path) -> None:
-    """Also check a reader that stays open while the run is written."""
+    """The reader, an open ``Run``, exists before the first iteration is written."""
     with RunWriter(out) as writer:
         run = Run(out)
         kept = IterationJournal(out, "standard")

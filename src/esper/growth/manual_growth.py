@@ -35,7 +35,7 @@ from esper.leyline.rules import LifecycleRules
 from esper.leyline.stages import Stage
 
 NO_CHANGE: Final = Transaction()
-"""Value of ``_change`` between calls of methods."""
+"""Transaction that records nothing: the value of ``_change`` while no public method runs."""
 G = TypeVar("G", bound="ManualGrowth")
 P = ParamSpec("P")
 T = TypeVar("T")

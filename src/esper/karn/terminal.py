@@ -85,8 +85,8 @@ class TerminalView(AbstractContextManager["TerminalView"]):
             self._live.start(refresh=True)
 
     def refresh(self) -> None:
-        """Show new rows of the run soon. The calling thread spends at most ``share_of_time`` of the run time
-        on this method.
+        """Show new rows of the run with the next drawing. The calling thread spends at most
+        ``share_of_time`` of the run time on this method.
         """
         self._has_news = self._is_stale = True
         if self._live is None and time.monotonic() >= self._next_look:

@@ -11,7 +11,7 @@ from esper.leyline.thresholds import GRADIENT_EXPLODING, GRADIENT_VANISHING
 
 
 def statistics_from(summary: Sequence[float]) -> GradientStatistics:
-    """Return the statistics for the values of ``gradient_summary``.
+    """Return gradient statistics of a seed from its total norm and shares of vanishing and exploding norms.
 
     health = 1 − 0.5·(share of vanishing gradients) − 0.8·(share of exploding gradients), clamped to [0, 1]; 0
     if the total norm is not finite.

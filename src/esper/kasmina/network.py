@@ -220,7 +220,7 @@ class MorphogeneticModel(nn.Module):
             if source is not None:
                 groups.copy_moments(host_parameters(source), graft.seed.parameters())
             self._inform(slot, graft)
-        except BaseException:  # An interrupt by Ctrl-C also removes the seed.
+        except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the seed, too.
             self._known.pop(slot, None)
             groups.leave(slot, graft.parameters())
             place.remove()

@@ -42,7 +42,7 @@ class _Results:
         best = self._waiting[0] if self._waiting else self._trainer.best_return
         if reached is not None and reached > best:
             self._waiting = reached, deepcopy(self._trainer.policy)
-        for _ in range(2):  # The second try is for the last iteration, which no other follows.
+        for _ in range(2):  # A failed write is tried again, also in the last iteration.
             if self._waiting is not None:
                 with self._writer.attempt("best policy"):
                     save_policy(self._waiting[1], self._directory / "best", trained_on(self._trainer.config))

@@ -48,7 +48,7 @@ def apply_rule(
         op: Op that the rule applies.
         candidates: Bool ``[env, slot]``, slots to which the rule applies.
         preference: Values ``[env, slot]``; the candidate slot with the largest value is chosen, the first of
-            several. By default all candidates are equal.
+            several with the largest value. By default the first candidate slot is chosen.
     """
     chosen = (actions[:, Head.OP] == LifecycleOp.WAIT) & candidates.any(axis=1)
     slot = np.where(candidates, preference, -np.inf).argmax(axis=1)

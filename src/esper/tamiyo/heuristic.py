@@ -126,8 +126,8 @@ class HeuristicController:
         actions[:, Head.BLUEPRINT] = self._rotation[self._penalty.argmin(axis=1)]
         actions[:, Head.TEMPO] = TEMPO
         # A seed that does not fit its slot, or is removed in its first epoch, never appears in the slot
-        # table. So every planted seed is noted here: if the seed is missing in the next step, its blueprint
-        # is penalised.
+        # table. All planted seeds are recorded here, so that the blueprint of a seed that is missing in the
+        # next step is penalised.
         envs, slots = np.flatnonzero(planting), actions[planting, Head.SLOT]
         self._kept[envs, slots] = True
         self._blueprint[envs, slots] = actions[planting, Head.BLUEPRINT]

@@ -46,8 +46,8 @@ def is_worthwhile(race: RaceResult) -> bool:
     """Return whether the race winner's loss reduction is significant and worth the compute that it adds.
 
     All networks in a race are trained on the same batches. A seed that multiplies the compute of a step by
-    ``r`` leaves compute for ``1 / r`` of the steps. So the seed must lower the loss by more than ``log2(r)``
-    doublings of the number of steps would."""
+    ``r`` leaves compute for ``1 / r`` of the steps, so the seed must lower the loss by more than
+    ``log2(r)`` doublings of the number of steps would."""
     if not race.candidates:
         return False
     best = race.candidates[0]

@@ -18,7 +18,7 @@ from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Device, DeviceError
 
 _TYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 HOST: Final = -1
-"""Number of the loss scale of the host and its blended seeds; an incubating seed uses its slot number."""
+"""Key of the loss scaler for the host and its blended seeds; that of an incubating seed is its slot index."""
 
 
 def check_amp(amp: Amp, names: Sequence[str]) -> None:

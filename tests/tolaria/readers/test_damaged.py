@@ -78,8 +78,8 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Tensor], tuple
         for kind in KINDS
     },
 }
-"""For each file format: function that writes a file, function that reads it, shape of the data, and allowed
-numbers of files that stay readable after a bit flip.
+"""For each file format: function that writes a file, function that reads it, shape of the data, and the range
+in which the number of files must be that are still readable after one bit of each was flipped.
 """
 
 

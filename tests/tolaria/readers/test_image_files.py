@@ -115,7 +115,7 @@ def test_png_with_a_wrong_checksum_is_refused(path: Path) -> None:
 def test_too_large_images_are_refused_before_memory_is_allocated(
     path: Path, monkeypatch: pytest.MonkeyPatch, height: int, width: int, limit: int | None
 ) -> None:
-    """Use three image sizes; by default Pillow only warns of the second and raises an error for the third."""
+    """With its default settings, Pillow only issues a warning for an image of 9000×10000 pixels."""
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     tracemalloc.start()
     try:

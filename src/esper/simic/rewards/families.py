@@ -66,8 +66,8 @@ def log_loss(s: RewardInputs) -> Array:
     """Return −ln(validation loss / loss of a constant prediction), which is 0 for a constant prediction.
 
     At the end of an episode, the log-loss potential differs from ln(loss of the do-nothing twin / loss) by a
-    number that no action changes. So rewards from the log-loss potential and rewards from a comparison with
-    the twin have the same optimal policy, but the log-loss potential needs no compute for a twin.
+    number that no action changes. Rewards from the log-loss potential and rewards from a comparison with the
+    twin therefore have the same optimal policy, but the log-loss potential needs no compute for a twin.
     """
     return -np.log(np.maximum(s.facts.val_loss, LEAST_LOSS) / s.guess_loss)
 

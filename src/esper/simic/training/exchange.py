@@ -40,7 +40,7 @@ def claim(count: int) -> Iterator[int]:
     """Yield the numbers of the parts that this process has to run, out of ``count`` parts of the work.
 
     Parts are assigned dynamically, since episodes differ in cost: a process that has finished a part takes
-    the next part. The result of a part does not depend on the process that runs the part.
+    the next part. Each part must have the same result in every process.
     """
     if _store is None:
         yield from range(count)

@@ -116,7 +116,7 @@ class GrowthEnv:
             devices=config.devices,
             amp=config.amp,
         )
-        """Growing networks, one per environment."""
+        """Environments with the growing networks, one network per environment."""
         capacity = config.capacity or task.num_slots
         self._observer = Observer(len(env_indices), task.num_slots, capacity, context=config.context)
         self._family = FAMILIES[config.reward_family]

@@ -379,4 +379,4 @@ def _drawn(logits: Tensor) -> Tensor:
 
 
 FactoredRecurrentActorCriticV2 = FactoredRecurrentActorCritic
-"""Name of the network in the specification."""
+"""Second name of the class, which the specification of Esper uses."""

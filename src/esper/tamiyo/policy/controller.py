@@ -51,7 +51,7 @@ class PolicyController:
         seen = self._observer.observe(facts, table, self._space)
         self.observations.append(seen)
         if self._shown:
-            # If the shown episode is shorter, its last observation is repeated.
+            # If ``shown`` has fewer observations than the episode has steps, the last one is repeated.
             other = self._shown[min(len(self.observations), len(self._shown)) - 1]
             seen = other._replace(masks=seen.masks)
         decision = decide(self._policy, seen, self._hidden)
@@ -72,9 +72,10 @@ def decide(
     Args:
         policy: Policy network.
         seen: Observation of all environments.
-        hidden: LSTM state before the decision, on any device; that of the decision stays on the policy's.
+        hidden: LSTM state before the decision, on any device; the returned state is on the policy's.
         uniforms: Random numbers ``[env, head]`` for sampling; the decision is argmax without them.
-        at_once: Environments per forward pass, all unless given. The last bits of a decision depend on it.
+        at_once: Environments per forward pass, all unless given; this number can change the last bits of a
+            decision.
 
     Raises:
         EmptyMaskError: A head of an environment has no legal value.
