@@ -117,7 +117,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         """Clock value at the start of the run."""
 
     def _take_over(self, resume_from: RowMark | None) -> None:
-        """Remove the rows after ``resume_from`` and write a new signature; release the lock after an error."""
+        """Remove the rows after ``resume_from`` and change the signature; release the lock after an error."""
         try:
             if resume_from is not None:
                 self._go_back(resume_from.iteration)
