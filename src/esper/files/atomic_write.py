@@ -83,7 +83,7 @@ def partial_of(path: Path) -> Path:
 def remove_partials(folder: Path, *, below: bool = False) -> None:
     """Remove partial files and folders that dead processes left in ``folder``; raises ``OSError``.
 
-    No other process may be writing there.
+    No other process may be writing in ``folder``.
 
     Args:
         folder: Folder of files that were written by ``write_durably``.

@@ -46,7 +46,7 @@ def all_or_nothing(method: Callable[Concatenate[G, P], T]) -> Callable[Concatena
 
     @wraps(method)
     def undone_on_error(growth: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if growth._change is not NO_CHANGE:  # The calling method is undone as a whole.
+        if growth._change is not NO_CHANGE:  # The transaction of the calling method includes this call.
             return method(growth, *args, **kwargs)
         with growth._transaction() as change:
             growth._change = change

@@ -68,7 +68,7 @@ def final_rows(run: Run, stored: StoredRows | None = None) -> list[EpisodeRow]:
 
     Args:
         run: Run to read.
-        stored: Rows of a moment; by default those of now.
+        stored: Rows that were read from the run earlier; they are read now unless given.
     """
     stored = stored or run.look()
     rows = stored.rows(EpisodeRow)

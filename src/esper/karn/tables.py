@@ -71,7 +71,7 @@ class Tables:
         self._connection = _locked_database(stored.telemetry, memory)
         self._connection.execute("CREATE SCHEMA lines")
         self._lines = stored.lines
-        """JSON lines whose first ones are in the database."""
+        """JSON lines of each table, of which the first ``_inserted`` are in the database."""
         self._inserted: Counter[str] = Counter()
         """Number of JSON lines of each table in the database."""
         self._definitions: dict[str, str] = {}

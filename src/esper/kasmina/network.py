@@ -298,7 +298,7 @@ class MorphogeneticModel(nn.Module):
     def is_finite(self, slot: int) -> bool:
         """Return whether every weight and buffer of the seed in ``slot`` is finite."""
         finite = [tensor.isfinite().all() for tensor in self.slots[slot].held.floats()]
-        return bool(torch.stack(finite).all())  # One read from the device.
+        return bool(torch.stack(finite).all())  # Reads from the device only once.
 
     def host_parameters(self) -> list[nn.Parameter]:
         """Return the host's parameters, without parameters of seeds."""

@@ -247,8 +247,8 @@ class RunWriter(AbstractContextManager["RunWriter"]):
     def attempt(self, name: str, remedy: str = "") -> Iterator[None]:
         """Let the run continue if a file cannot be written in the ``with`` block.
 
-        The first failure is printed. Unless a later attempt of the same name succeeds, the end of the run
-        raises the error.
+        Of several failures of the same name in a row, the first is printed. Unless a later attempt succeeds,
+        the end of the run raises the error.
 
         Args:
             name: Name of what is written, such as "checkpoint".
@@ -361,7 +361,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             return
         row = ResourceRow(
             rss_mb=_peak_mb(),
-            rows_written=self._rows + 1,  # The number includes this resource row.
+            rows_written=self._rows + 1,  # The resource row itself is counted.
             writer_ms=self._busy_seconds * 1e3,
             disk_free_mb=free / 1e6,
         )

@@ -86,8 +86,8 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             load: Function that is called with the checkpoint of a resumed run, before rows are removed.
 
         Raises:
-            EsperError: The run to resume was started with other settings, or its checkpoint does not fit. No
-                file has changed.
+            EsperError: The run to resume was started with other settings, or its checkpoint does not fit; no
+                file was changed.
         """
         run = run_row(
             network.action_space,

@@ -35,7 +35,7 @@ class _Results:
     def __init__(self, trainer: Trainer, writer: RunWriter, directory: Path) -> None:
         self._trainer, self._writer, self._directory = trainer, writer, directory
         self._waiting: tuple[float, FactoredRecurrentActorCritic] | None = None
-        """Best policy with its mean return until it is saved."""
+        """Mean return and copy of the best policy; None once the policy is saved."""
 
     def keep_if_best(self, reached: float | None) -> None:
         """Save the policy if its mean return is the highest of the training, or the best one that waits."""

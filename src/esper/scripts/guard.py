@@ -88,7 +88,7 @@ def _run(command: Callable[[], None]) -> None:
 
 
 def _flush(stream: TextIO | None) -> None:
-    if stream is not None:  # None if the stream was closed before the start
+    if stream is not None:  # Python sets a stream to None that was closed at its start.
         stream.flush()
 
 
