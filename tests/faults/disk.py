@@ -153,7 +153,7 @@ class Disk:
     # --- a process in a copy of the folder ----------------------------------------------------------
 
     def move_to(self, copy: Path) -> None:
-        """Make ``copy``, a copy of the current folder, the current folder, and reopen all open files in it."""
+        """Change to ``copy``, a copy of the current folder, and reopen all open files there."""
         os.chdir(copy)
         for file, (name, flags) in self._open.items():
             # A removed file is replaced by the null device.

@@ -1,12 +1,11 @@
 """Fault injection at every change that a command makes to a file: crash, power failure, full disk, missing
 permission.
 
-``explore`` runs a command once. Before every change to a file, four faults are simulated:
-
-- The process is killed: the run's folder is copied as it is.
-- The power fails: the run's folder is copied without the changes that were not flushed to disk.
-- The disk is full: a child process continues the command in a copy of the folder, without free space.
-- A permission is missing: a child process continues in a copy of the folder, and this one change fails.
+``explore`` runs a command once and simulates four faults before every change to a file. To simulate a crash,
+the run's folder is copied as it is. To simulate a power failure, the folder is copied without the changes
+that were not flushed to disk. To simulate a full disk, a child process continues the command in a copy of the
+folder, and all changes that need space fail. To simulate a missing permission, a child process continues in a
+copy of the folder, and only the next change fails.
 
 A child process must print one-sentence errors and no traceback. If the child process reports success, its
 files must equal those of the undisturbed run; if not, its folder is resumed or read like that of a killed

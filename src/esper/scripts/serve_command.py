@@ -23,7 +23,7 @@ class ServeConfig(Settings):
     port: int = Field(8377, ge=0, le=65535)
     """Port to listen at; 0 selects a free port."""
     token: bool = False
-    """Whether browsers on this machine, too, must have the token."""
+    """Also require the token from browsers on this machine."""
 
 
 def serve_command(args: Sequence[str]) -> None:
