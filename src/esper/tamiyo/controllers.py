@@ -47,8 +47,8 @@ def apply_rule(
         actions: Actions ``[env, head]``, changed in place.
         op: Op that the rule applies.
         candidates: Bool ``[env, slot]``, slots to which the rule applies.
-        preference: Values ``[env, slot]``; the candidate slot with the largest value is chosen, the first of
-            several with the largest value. By default the first candidate slot is chosen.
+        preference: Values ``[env, slot]``; the candidate slot with the largest value is chosen, the first one
+            if several slots have this value. By default the first candidate slot is chosen.
     """
     chosen = (actions[:, Head.OP] == LifecycleOp.WAIT) & candidates.any(axis=1)
     slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
@@ -124,8 +124,8 @@ class RandomController:
 class PeriodicController:
     """Controller that follows a fixed plan of germinations, the same in every environment.
 
-    In each step the controller germinates if the plan says so, else fossilizes a seed if legal, else (without
-    auto-forward) advances a seed whose stage is complete, else waits.
+    In each step the controller takes the first possible of these actions: a germination that is planned for
+    the step, FOSSILIZE, ADVANCE of a seed whose stage is complete (only without auto-forward), WAIT.
     """
 
     name = "periodic"
