@@ -104,8 +104,8 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> str:
 
 
 def condense(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """Shorten a series to at most ``columns`` values, each the mean of neighbouring values. The mean leaves
-    out values of None, and is None if there are no others.
+    """Shorten a series to at most ``columns`` values, each the mean of neighbouring values. Values of None
+    are not averaged; the mean of none but such values is None.
     """
     if len(values) <= columns:
         return list(values)
