@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError
 
 _PREFIX, _SUFFIX = ".esper-", ".partial"
 

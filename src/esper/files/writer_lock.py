@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from esper.leyline.errors import RunDirectoryError
+from esper.leyline import RunDirectoryError
 
 LOCK_FILE: Final = "writer.lock"
 TRIES: Final = 100

@@ -7,8 +7,8 @@ the alert rules; ``tools/make_reference.py`` writes them to ``docs/alerts.md``.
 from collections.abc import Mapping
 from typing import Final, NamedTuple, get_type_hints
 
+from esper.leyline import Row, Severity
 from esper.leyline import thresholds as limits
-from esper.leyline.rows import Row, Severity
 from esper.nissa import conditions
 from esper.nissa.conditions import Condition
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from esper.files.append import open_to_append, write_all
 from esper.files.row_files import TELEMETRY, unfinished_path
+from esper.leyline import TABLES_OF_DETAIL, Detail, Row
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.rows import TABLES_OF_DETAIL, Detail, Row
 from esper.nissa.encoding import RowEncoder
 
 

@@ -172,7 +172,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             return
         now = self._clock()
         self._emit_resource(if_due=True)
-        self._write_out(lines_path(self._telemetry, max(self._last, 0)))
+        self._write_out()
         if self._line_bytes > LINES_BYTES and not self._buffer:
             self._close_file()
             self._compact(self._last)
@@ -277,11 +277,8 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             if not self._ended:
                 self._emit_resource()
             self._commit()
-            unfinished = unfinished_path(self._telemetry, self._last + 1) / "run.jsonl"
             if self._due is None:
-                self._write_out(
-                    unfinished if self._trains else lines_path(self._telemetry, max(self._last, 0))
-                )
+                self._write_out()
             self._end()
         self._lock.release()
 
@@ -307,11 +304,15 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     # --- files --------------------------------------------------------------------------------------
 
-    def _write_out(self, path: Path) -> None:
-        """Append the buffered rows to the file ``path``, which is opened if necessary."""
+    def _write_out(self) -> None:
+        """Append the buffered rows to the row file; in a policy training, to the journal of the unfinished
+        iteration.
+        """
         if not self._buffer:
             return
-        size = len(self._buffer)
+        path, size = lines_path(self._telemetry, max(self._last, 0)), len(self._buffer)
+        if self._trains:
+            path = unfinished_path(self._telemetry, self._last + 1) / "run.jsonl"
         with self._attempt_rows(path):
             self._lock.check()
             if self._file is None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.karn.statistics import estimate, paired_difference
-from esper.leyline.printable import printable
+from esper.leyline import printable
 from esper.run.run_config import RunConfig, Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
 from esper.simic.config import TrainingConfig

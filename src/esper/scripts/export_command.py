@@ -17,8 +17,7 @@ from pydantic import Field, model_validator
 
 from esper.karn.run import Run, open_run
 from esper.karn.stored_rows import State
-from esper.leyline.printable import printable
-from esper.leyline.rows import Row, RunRow
+from esper.leyline import Row, RunRow, printable
 from esper.nissa.exporters.points import ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import TrackerExporter, trackio_exporter, wandb_exporter

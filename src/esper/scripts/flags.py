@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError
 from esper.run.run_config import Config, ConfigError, checked
 from esper.simic.settings import Hardware
 

@@ -10,8 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from esper.leyline.errors import EsperError, InterruptedRunError, notify
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, InterruptedRunError, notify, printable
 
 USAGE_ERROR = 2
 INTERNAL_ERROR = 70

@@ -12,8 +12,7 @@ from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run, open_run
 from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.karn.terminal import TerminalView
-from esper.leyline.printable import printable
-from esper.leyline.rows import EpisodeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline import EpisodeRow, RunRow, SeedRow, TransitionRow, printable
 from esper.run.arm import check_names, free_directory, run_arm
 from esper.run.factories import build_task
 from esper.run.run_config import RunConfig

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from esper.karn import notation
 from esper.karn.run import SqlAnswer, answer_query, open_run
-from esper.leyline.errors import EsperError
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR

@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
-from esper.leyline.errors import InterruptedRunError
-from esper.leyline.printable import printable
+from esper.leyline import InterruptedRunError, printable
 from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
 from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
 from esper.scripts.flags import parse_flags, say_where

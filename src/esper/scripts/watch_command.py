@@ -11,8 +11,7 @@ from rich.console import Console
 from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
 from esper.karn.terminal import TerminalView
-from esper.leyline import EsperError, RunRow
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, RunRow, printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from esper.leyline.errors import InterruptedRunError
+from esper.leyline import InterruptedRunError
 from esper.run.run_config import checked, read_settings
 from esper.study.one_run import RunResult, StudyRun, do_run
 from esper.study.phases import StudyPhases

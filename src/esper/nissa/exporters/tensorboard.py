@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.rows import RunRow
+from esper.leyline import RunRow
 from esper.nissa.exporters.points import Points, create_export_folder, provenance, wall_time
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
