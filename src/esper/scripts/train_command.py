@@ -71,10 +71,9 @@ def interrupted(directory: Path) -> InterruptedRunError:
     """Return the error after Ctrl-C, which names what can be resumed."""
     if not (directory / CONFIG_FILE).exists():
         return InterruptedRunError("interrupted before anything was saved; run the same command again")
-    has_checkpoint = (directory / CHECKPOINTS / POINTER).exists()
-    start = (
-        "from the last checkpoint" if has_checkpoint else "from the beginning, as there is no checkpoint yet,"
-    )
+    start = "from the beginning, as there is no checkpoint yet,"
+    if (directory / CHECKPOINTS / POINTER).exists():
+        start = "from the last checkpoint"
     return InterruptedRunError(f"interrupted; go on {start} with esper train --resume {directory}")
 
 

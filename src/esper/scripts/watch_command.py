@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from pydantic import Field
@@ -32,10 +33,8 @@ class WatchConfig(Settings):
 def watch_command(args: Sequence[str]) -> None:
     needed = "a run's directory as its first word, such as runs/mine"
     words, config = parse_words(WatchConfig, "esper watch RUN", args, needed=needed)
-    try:
+    with suppress(KeyboardInterrupt):
         watch(open_run(words[0]), config, Console())
-    except KeyboardInterrupt:
-        return
 
 
 def watch(run: Run, config: WatchConfig, console: Console) -> None:

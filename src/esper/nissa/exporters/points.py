@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
-from esper.files.atomic_write import make_folder
+from esper.files.atomic_write import make_folder, save_errors
 from esper.files.row_files import check_outside_runs
 from esper.leyline import EpisodeRow, EpochRow, EsperError, Row, RunRow, UpdateRow
 from esper.leyline.columns import TABLE_OF
@@ -49,10 +49,8 @@ def create_export_folder(out: Path, *, alone: bool = True) -> None:
     a second export would duplicate points.
     """
     check_outside_runs(out)
-    try:
+    with save_errors(out, ExportError, remedy="; choose another --out"):
         make_folder(out)
-    except OSError as error:
-        raise ExportError(f"'{out}' cannot be written: {error.strerror}; choose another --out") from error
     if alone and any(out.iterdir()):
         raise ExportError(
             f"'{out}' is not empty; an export goes into a directory of its own:"
