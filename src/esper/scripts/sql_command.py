@@ -73,8 +73,7 @@ def _print_answer(found: SqlAnswer, config: SqlConfig) -> None:
         print(json.dumps(msgspec.structs.asdict(found)))
     elif config.as_csv:
         lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(map(_csv_cell, found.columns))
-        for row in found.rows:
+        for row in (found.columns, *found.rows):
             lines.writerow(map(_csv_cell, row))
     else:
         _print_for_people(found, Console())

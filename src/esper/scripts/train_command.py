@@ -16,13 +16,12 @@ from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.config import TrainingConfig
 
-DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Environment variable that torchrun sets in the processes that it starts."""
 
 
 class TrainFlags(Settings):
-    """Flags of ``esper train`` that are not part of the training configuration."""
+    """Train a policy that decides what grows, and keep the best one."""
 
     preset: str | None = Field(None, description=f"Settings by name: {', '.join(PRESETS)}; others override.")
     config: Path | None = None
@@ -41,7 +40,7 @@ def train_command(
     args: Sequence[str], *, prog: str = "esper train", renamed: dict[str, str] | None = None
 ) -> None:
     fields = TrainingConfig.model_fields | TrainFlags.model_fields
-    given = parse_flags(fields, prog, DESCRIPTION, args, renamed)
+    given = parse_flags(fields, prog, TrainFlags.__doc__, args, renamed)
     flags = checked(TrainFlags, {name: given.pop(name) for name in TrainFlags.model_fields if name in given})
     from esper.run.policy_training import task_of
 
