@@ -119,7 +119,7 @@ def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults
     """
     partial = partial_of(path)
     try:
-        with save_errors(path), duckdb.connect(":memory:") as database:
+        with duckdb.connect(":memory:") as database:
             answers = database.execute(f"CREATE TABLE answers ({_COLUMNS})").table("answers")
             rows = [
                 [task, arm, training, rng_seed, mark, *_values(answer, answers.columns[5:])]
@@ -129,10 +129,10 @@ def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults
                 for rng_seed, marks in zip(config.evaluation, members, strict=True)
                 for mark, answer in zip(config.marks, marks, strict=True)
             ]
-            database.executemany(
-                f"INSERT INTO answers VALUES ({', '.join('?' * len(answers.columns))})", rows
-            )
+            values = ", ".join("?" * len(answers.columns))
+            database.executemany(f"INSERT INTO answers VALUES ({values})", rows)
             answers.write_parquet(str(partial))
+        with save_errors(path):
             write_durably(path, partial.read_bytes())
     except duckdb.Error as error:
         raise SaveError(f"'{path}' cannot be written: {str(error).splitlines()[0]}") from None
