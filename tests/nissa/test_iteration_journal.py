@@ -67,7 +67,7 @@ def test_journal_rows_have_the_time_since_run_start_and_are_omitted_beyond_the_l
 ) -> None:
     for detail in ("summary", "standard"):
         kept = IterationJournal(out, detail, clock=lambda: 107.25)
-        kept.begin(100.0)
+        kept.began = 100.0
         kept.take(2, 0, [fake_run.epoch_row(1)])
     assert [row.t for row in read_rows(out, EpochRow)][1:] == [7.25]
 

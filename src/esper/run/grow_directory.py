@@ -127,11 +127,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         with uninterrupted():
             self._writer = self._opened.enter_context(RunWriter(self.path, resume_from=mark))
         sink = RowSink(run, self._writer)
-        if self._checkpoint is None:
-            with self.rows_of(0):
-                sink.emit(run)
-        else:
-            sink.replay(self.path)
+        sink.begin(self.path, is_resumed=self._checkpoint is not None)
         return sink
 
     def rows_of(self, epoch: int, *, is_last: bool = False) -> AbstractContextManager[None]:

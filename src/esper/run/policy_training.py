@@ -101,22 +101,18 @@ def train(
         # Before rank 0 writes, all ranks must have the same number of finished iterations.
         _refuse(exchange.unlike_first(trainer.iteration), directory)
         if exchange.rank() != 0:
-            journal.begin(exchange.from_first(0.0))
+            journal.began = exchange.from_first(0.0)
             _check_shared(directory)
             for _ in _iterations(trainer):
                 pass  # Only rank 0 writes rows and checkpoints.
             return
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
-            journal.begin(exchange.from_first(writer.began))
+            journal.began = exchange.from_first(writer.began)
             _check_shared(directory)
             begun = read_rows(directory, RunRow) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
             telemetry = RowSink(run, writer)
-            if begun:
-                telemetry.replay(directory)
-            else:
-                with writer.iteration(0):
-                    telemetry.emit(run)
+            telemetry.begin(directory, is_resumed=bool(begun))
             refresh()
 
             results = _Results(trainer, writer, directory)

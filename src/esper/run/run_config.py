@@ -38,7 +38,7 @@ class Settings(BaseModel):
 
 
 class RunConfig(Settings, EpisodeSettings):
-    """Settings of ``esper run``: episodes of one growing network under one controller."""
+    """Grow a network on a task and report what each seed contributed."""
 
     controller: str = "heuristic"
     """Controller: heuristic, counting, random, periodic, off, ppo."""

@@ -7,7 +7,7 @@ The renamed flags are ``--seed`` (rng seed) and ``--max-epochs`` (steps of an ep
 import os
 from collections.abc import Sequence
 
-from esper.leyline.errors import UnknownNameError
+from esper.leyline import UnknownNameError
 from esper.scripts.guard import run_main
 from esper.scripts.parent_process import PARENT_VARIABLE, end_with_parent
 

@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from esper.files.atomic_write import write_durably
 from esper.files.row_files import TELEMETRY
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError
 from esper.run import provenance
 from esper.run.policy_training import task_of, train
 from esper.run.train_checkpoint import FinishedRunError
