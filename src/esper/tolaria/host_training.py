@@ -22,7 +22,7 @@ from esper.leyline import HostError, SlotError, SlotTable, Stage, StageMove
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.data import Samples
 from esper.tolaria.devices import Amp, WorkQueue
-from esper.tolaria.epoch import EpochTraining, UnreadEpoch, train_looking
+from esper.tolaria.epoch import Epoch, EpochTraining
 from esper.tolaria.minibatch import Learner
 from esper.tolaria.precision import Precision
 from esper.tolaria.seeding import EpisodeStreams
@@ -139,7 +139,7 @@ class HostTraining:
         self.chosen: Sequence[Tensor] = [self._cursor.next() for _ in range(self._affordable(epoch))]
         """Indices, within the training split, of the samples of each minibatch."""
         self._start = self._keep_start()
-        self._unread = UnreadEpoch(self._learner, self._task.objective)
+        self._training = Epoch(self._learner, self._task.objective)
         self._trained = 0
         # model.train() is called only if necessary, because it iterates over all modules.
         if not self.model.training:
@@ -149,7 +149,7 @@ class HostTraining:
         """Train on the next minibatch of the epoch without reading a number from the device."""
         with self._queue.entered(inputs, targets), self._host_stream:
             last = self._before_batch(self._trained)
-            self._unread.train(self._prepared(inputs), targets, last=last)
+            self._training.train(self._prepared(inputs), targets, last=last)
         self._trained += 1
 
     def end_epoch(self, recovery: Recovery) -> DeviceWork[EpochTraining]:
@@ -157,14 +157,14 @@ class HostTraining:
 
         An epoch with a non-finite loss or gradient is undone and run again with a check of every minibatch.
         """
-        trained = yield from self._unread.read()
-        if trained is None:
+        trained = yield from self._training.read()
+        if not trained.finite:
             self._start()
             batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
+            self._training = Epoch(self._learner, self._task.objective)
             with self._host_stream:
-                trained = train_looking(
-                    self._learner, batches, self._task.objective, recovery, self._before_batch
-                )
+                self._training.train_looking(batches, recovery, self._before_batch)
+            trained = yield from self._training.read()
         del self._start
         actuator.tick(self.model)
         self.close_growth(self._epoch + 1)
@@ -183,7 +183,6 @@ class HostTraining:
         def restore() -> None:
             undo()
             self.precision.load_state(scales)
-            self.precision.take_skipped_steps()
             self.meter.load_state(meter)
             self._host_stream.set_state(streams[0])
             self._augmenting.set_state(streams[1])

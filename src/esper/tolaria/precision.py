@@ -19,6 +19,8 @@ from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Device, DeviceError
 _TYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 HOST: Final = -1
 """Number of the loss scale of the host and its blended seeds; an incubating seed uses its slot number."""
+_UNSCALED: Final = GradScaler(enabled=False)
+"""Loss scaler of all losses that are not scaled: it passes losses and gradients on unchanged."""
 
 
 def check_amp(amp: Amp, names: Sequence[str]) -> None:
@@ -59,7 +61,7 @@ class Precision:
 
         The number of a loss scale is the slot of an incubating seed, or ``HOST``.
         """
-        return ScaledPart(self, parameters, self._scaler(number) if self.scales else None)
+        return ScaledPart(self, parameters, self._scaler(number) if self.scales else _UNSCALED)
 
     def _scaler(self, part: int) -> GradScaler:
         return self._scalers.setdefault(part, GradScaler(self._device))
@@ -90,9 +92,7 @@ class Precision:
 class ScaledPart:
     """Parameters that learn from one loss, with the interface that ``GradScaler`` needs of an optimiser."""
 
-    def __init__(
-        self, precision: Precision, parameters: Sequence[nn.Parameter], scaler: GradScaler | None
-    ) -> None:
+    def __init__(self, precision: Precision, parameters: Sequence[nn.Parameter], scaler: GradScaler) -> None:
         self._precision = precision
         self._parameters = list(parameters)
         self._scaler = scaler
@@ -104,28 +104,22 @@ class ScaledPart:
 
     def backward(self, loss: Tensor) -> None:
         """Compute the gradients of the loss with loss scaling, and divide them by the loss scale."""
-        if self._scaler is None:
-            loss.backward()
-            return
         self._scaler.scale(loss).backward()
         self._scaler.unscale_(cast("Optimizer", self))
 
     @property
     def may_overflow(self) -> bool:
         """Whether the loss scale is above 1 and so may be the cause of a non-finite gradient."""
-        return self._scaler is not None and self._scaler.get_scale() > 1.0
+        return self._scaler.get_scale() > 1.0
 
     def drop(self) -> None:
         """Delete the gradients, so that the optimiser skips the parameters, and keep the loss scale."""
         for parameter in self._parameters:
             parameter.grad = None
-        if self._scaler is not None:
-            self._scaler.update(self._scaler.get_scale())
+        self._scaler.update(self._scaler.get_scale())
 
     def accept(self) -> None:
         """Update the loss scale, and delete the gradients if they overflowed."""
-        if self._scaler is None:
-            return
         self._scaler.step(cast("Optimizer", self))
         self._scaler.update()
         if not self._accepted:

@@ -190,20 +190,16 @@ class TaskSpec:
                 feed_forward=self.feed_forward,
             )
         channels, height, side = self.input_shape
+        image = (channels, height, side)
         if self.host == "residual":
             return ResidualHost(
                 instance.widths[0],
                 blocks=instance.trunk or 1,
                 slots=len(instance.widths),
-                input_shape=(channels, height, side),
+                input_shape=image,
                 classes=self.classes,
             )
-        return CNNHost(
-            instance.widths,
-            kernel=instance.kernel,
-            input_shape=(channels, height, side),
-            classes=self.classes,
-        )
+        return CNNHost(instance.widths, kernel=instance.kernel, input_shape=image, classes=self.classes)
 
     def build_optimiser(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
         """Return the optimiser of the host, to which a parameter group is added for every seed."""
