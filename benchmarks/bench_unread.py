@@ -8,8 +8,8 @@ from benchmarks.timing import cpu_times, figure
 from esper.kasmina.device_work import DeviceWork, run_alone
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.host_training import train_together
+from esper.tolaria.minibatch import EpochTraining
 from esper.tolaria.tasks import task_named
 from tests.tolaria.building import WAIT, plant
 

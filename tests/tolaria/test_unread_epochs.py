@@ -12,8 +12,8 @@ from esper.kasmina.device_work import DeviceWork, run_alone
 from esper.leyline import BlueprintAction, LifecycleRules
 from esper.leyline.rows import EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.epoch import EpochTraining
 from esper.tolaria.host_training import train_together
+from esper.tolaria.minibatch import EpochTraining
 from esper.tolaria.tasks import TaskSpec
 from tests.tolaria.building import WAIT, ListSink, bits, noisy_task, plant, run, started, token_task
 from tests.tolaria.reads import counted_reads, step_counts

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from esper.leyline.errors import EsperError
 from esper.run.run_config import Config, ConfigError, checked
-from esper.simic.settings import Hardware
+from esper.simic.config import Hardware
 
 
 def parse_words(

@@ -43,8 +43,8 @@ from esper.leyline.factored_actions import (
 from esper.leyline.protocols import EventSink, Reward
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, WorkQueue, run_together
 from esper.tolaria.episode_report import EpisodeReport
-from esper.tolaria.epoch import EpochTraining, record_gradients
 from esper.tolaria.host_training import HostTraining, train_together
+from esper.tolaria.minibatch import EpochTraining, record_gradients
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 

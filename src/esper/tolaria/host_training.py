@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from esper.kasmina import actuator
 from esper.kasmina.compute import FlopMeter
@@ -17,14 +16,13 @@ from esper.kasmina.device_work import DeviceWork, run_alone
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import DECAY_SHARE, OptimizerGroups, clone_tree, cosine_rate, wsd_factor
+from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.recovery import Recovery
 from esper.leyline import HostError, SlotError, SlotTable, Stage, StageMove
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.data import Samples
-from esper.tolaria.devices import Amp, WorkQueue
-from esper.tolaria.epoch import Epoch, EpochTraining
-from esper.tolaria.minibatch import Learner
-from esper.tolaria.precision import Precision
+from esper.tolaria.devices import Amp, Precision, WorkQueue
+from esper.tolaria.minibatch import Epoch, EpochTraining, Learner
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -175,18 +173,27 @@ class HostTraining:
         return shifted_and_flipped(x, self._augmenting) if self._task.augment else x
 
     def _keep_start(self) -> Callable[[], None]:
-        """Return a function that undoes the coming epoch, as long as no seed is planted or removed."""
-        undo, scales, meter = undo_of(self.model, self.optimiser), self.precision.state(), self.meter.state()
-        streams = self._host_stream.get_state(), self._augmenting.get_state()
-        batches = self.minibatches
+        """Return a function that undoes the coming epoch: weights, buffers, optimiser, statistics, streams.
+
+        The returned function may be called once, and only if no seed was planted or removed in between.
+        """
+        tensors = [tensor.detach() for tensor in chain(self.model.parameters(), self.model.buffers())]
+        values = [tensor.clone() for tensor in tensors]
+        optimiser, scales = clone_tree(dict(self.optimiser.state)), self.precision.state()
+        meter, batches = self.meter.state(), self.minibatches
+        slots = (slot.stream for slot in self.model.slots if slot.stream is not None)
+        drawn: Sequence[TorchStream | torch.Generator] = (self._host_stream, self._augmenting, *slots)
+        streams = [(stream, stream.get_state()) for stream in drawn]
 
         def restore() -> None:
-            undo()
+            torch._foreach_copy_(tensors, values)
+            self.optimiser.state.clear()
+            self.optimiser.state.update(optimiser)
             self.precision.load_state(scales)
             self.meter.load_state(meter)
-            self._host_stream.set_state(streams[0])
-            self._augmenting.set_state(streams[1])
             self.minibatches = batches
+            for stream, position in streams:
+                stream.set_state(position)
 
         return restore
 
@@ -346,26 +353,6 @@ class HostTraining:
         self.learning_rate = state["learning_rate"]
         self.minibatches, *self._batches_at_birth = state["batches"]
         self.meter.load_state(state["meter"])
-
-
-def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], None]:
-    """Return a function that restores the present weights, buffers, optimiser state and random streams.
-
-    The returned function may be called once, and only if no seed was planted or removed in between.
-    """
-    tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
-    values = [tensor.clone() for tensor in tensors]
-    state = clone_tree(dict(optimiser.state))
-    streams = [(slot.stream, slot.stream.get_state()) for slot in model.slots if slot.stream is not None]
-
-    def restore() -> None:
-        torch._foreach_copy_(tensors, values)
-        optimiser.state.clear()
-        optimiser.state.update(state)
-        for stream, position in streams:
-            stream.set_state(position)
-
-    return restore
 
 
 def train_together(hosts: Sequence[HostTraining]) -> None:
