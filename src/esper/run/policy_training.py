@@ -18,7 +18,6 @@ from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.simic.training.handshake import HandshakeError
 from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
@@ -136,7 +135,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
             if unlike:
-                raise HandshakeError(
+                raise exchange.HandshakeError(
                     f"after iteration {trainer.iteration} the policy of rank {_listed(unlike)} is not that of"
                     " rank 0, since their processors compute differently; use machines of one kind"
                 )

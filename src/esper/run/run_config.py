@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from esper.leyline import Detail, EsperError, UnknownNameError
-from esper.simic.config import TrainingConfig
-from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
+from esper.simic.config import MOST, MOST_SLOTS, EpisodeSettings, TrainingConfig
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
 """Settings that only one controller reads, with the name of that controller."""

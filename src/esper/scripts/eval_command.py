@@ -16,9 +16,8 @@ from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import notify, printable
 from esper.run.run_config import RunConfig, Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
-from esper.simic.config import TrainingConfig
+from esper.simic.config import MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
 from esper.simic.rewards.families import rent_potential
-from esper.simic.settings import MOST, MOST_SLOTS, Flops, Hardware, TaskName
 from esper.study.processes import in_processes
 from esper.tolaria.episode_report import EpisodeReport
 

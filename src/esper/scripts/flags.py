@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 
 from esper.leyline import EsperError, notify
 from esper.run.run_config import Config, ConfigError, checked
-from esper.simic.settings import Hardware
+from esper.simic.config import Hardware
 
 
 def parse_words(

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.readers.cifar import read_cifar_binary
-from esper.tolaria.readers.folders import read_image_folder
-from esper.tolaria.readers.idx import read_idx, read_labelled_idx
+from esper.tolaria.readers.binary import read_cifar_binary, read_idx, read_labelled_idx
+from esper.tolaria.readers.image_files import read_image_folder
 from tests.tolaria.readers.building import (
     KINDS,
     cuts,
