@@ -3,18 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from esper.leyline import (
-    BLEND_IDS,
-    HEAD_NAMES,
-    STAGE_NAMES,
-    DecisionRow,
-    EpisodeRow,
-    EsperError,
-    Row,
-    RunRow,
-    TransitionRow,
-)
+from esper.leyline import BLEND_IDS, HEAD_NAMES, STAGE_NAMES, EsperError
 from esper.leyline.columns import COLUMNS, TABLE_OF
+from esper.leyline.rows import DecisionRow, EpisodeRow, Row, RunRow, TransitionRow
 
 LONGEST: Final = 10_000_000
 """Largest number of epochs or iterations that readers accept."""

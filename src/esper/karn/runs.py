@@ -16,20 +16,10 @@ from esper.leyline.printable import printable
 
 ROW_FIELDS: Final = ("task", "controller", "rng_seed", "started", "metric")
 PROGRESS_FIELDS: Final = ("unit", "done", "total", "seconds_left", "steps_per_second")
-WIDTHS: Final = {
-    "task": 15,
-    "controller": 10,
-    "rng seed": 8,
-    "score": 10,
-    "twin": 5,
-    "params": 9,
-    "done": 15,
-    "state": 8,
-    "started": 16,
-}
-"""Columns of the list of runs after the path, with their widths in characters."""
-NUMBERS: Final = ("rng seed", "score", "twin", "params", "done")
-"""Columns that are aligned to the right."""
+COLUMNS: Final = ("task", "controller", "rng seed", "score", "twin", "params", "done", "state", "started")
+"""Columns of the list of runs after the path."""
+LINE: Final = "{:{path}}  {:15}  {:10}  {:>8}  {:>10}  {:>5}  {:>9}  {:>15}  {:8}  {:16}"
+"""Format of a line: path, and columns with their widths; columns of numbers are aligned right."""
 
 
 class ListedRun(NamedTuple):
@@ -76,7 +66,7 @@ def list_lines(runs: Iterable[ListedRun], width: int) -> Iterator[str]:
         runs: Entries of the list.
         width: Width of the column of paths in characters.
     """
-    yield _line(("run", *WIDTHS), width)
+    yield _line(("run", *COLUMNS), width)
     for run in runs:
         yield _line(_cells(run), width)
         if run.problem is not None:
@@ -84,12 +74,7 @@ def list_lines(runs: Iterable[ListedRun], width: int) -> Iterator[str]:
 
 
 def _line(cells: Sequence[str], width: int) -> str:
-    path, *others = map(printable, cells)
-    aligned = (
-        cell.rjust(wide) if heading in NUMBERS else cell.ljust(wide)
-        for cell, (heading, wide) in zip(others, WIDTHS.items(), strict=True)
-    )
-    return "  ".join((path.ljust(width), *aligned)).rstrip()
+    return LINE.format(*map(printable, cells), path=width).rstrip()
 
 
 def _cells(run: ListedRun) -> list[str]:
@@ -100,7 +85,7 @@ def _cells(run: ListedRun) -> list[str]:
     score, twin = map(found.metric.text, (found.score, found.twin))
     scores = [score if found.metric is SCORE else f"{found.metric.name} {score}", twin]
     place = [done_text(found.progress), run.state, row.started[:16].replace("T", " ")]
-    origin = [row.task, row.controller, notation.UNKNOWN if row.rng_seed is None else str(row.rng_seed)]
+    origin = [row.task, row.controller, notation.written(row.rng_seed)]
     return [run.path, *origin, *scores, notation.count(found.params), *place]
 
 

@@ -123,20 +123,25 @@ class StoredRows:
         except EsperError as error:
             raise self._located(row_type) or error from None
 
-    def parquet_files(self, table: str) -> list[Path]:
-        """Return the Parquet files of a telemetry table."""
-        return [path for folder in self.folders if (path := folder / f"{table}.parquet").exists()]
+    def parquet_source(self, table: str) -> str:
+        """Return the SQL function that reads the Parquet files of a telemetry table; empty if it has none."""
+        files = [path for folder in self.folders if (path := folder / f"{table}.parquet").exists()]
+        return f"read_parquet([{', '.join(sql_text(str(path)) for path in files)}])" if files else ""
+
+    def damaged(self, table: str, error: Exception) -> EsperError:
+        """Return the error for a table that DuckDB cannot read."""
+        return EsperError(f"table '{table}' of '{self.telemetry.parent}' cannot be read: {error_text(error)}")
 
     def _from_parquet(self, column: str, table: str) -> list[Any]:
-        files = self.parquet_files(table)
-        if not files:
+        source = self.parquet_source(table)
+        if not source:
             return []
-        query = f"SELECT {column} FROM {parquet_source(files)} found"
         try:
-            return [value for (value,) in _database().cursor().execute(query).fetchall()]
+            found = _database().cursor().execute(f"SELECT {column} FROM {source} found").fetchall()
+            return [value for (value,) in found]
         except DATABASE_ERRORS as error:
             _database.cache_clear()  # An internal error of DuckDB invalidates the database.
-            raise damaged_table(self.telemetry, table, error) from None
+            raise self.damaged(table, error) from None
 
     def _located(self, row_type: type[Row]) -> EsperError | None:
         """Return an error with the place of the first JSON line that is not a row of the table."""
@@ -186,19 +191,9 @@ def decoded(row_type: type[R], texts: Iterable[bytes | str]) -> list[R]:
     return rows
 
 
-def damaged_table(telemetry: Path, table: str, error: Exception) -> EsperError:
-    """Return the error for a table that DuckDB cannot read."""
-    return EsperError(f"table '{table}' of '{telemetry.parent}' cannot be read: {error_text(error)}")
-
-
 def error_text(error: Exception) -> str:
     """Return the message of a DuckDB error without its excerpt of the query."""
     return " ".join(str(error).partition("\n\nLINE ")[0].split())
-
-
-def parquet_source(files: Iterable[Path]) -> str:
-    """Return the SQL table function that reads Parquet files."""
-    return f"read_parquet([{', '.join(sql_text(str(path)) for path in files)}])"
 
 
 def sql_text(value: str) -> str:

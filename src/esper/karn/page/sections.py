@@ -240,7 +240,7 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
         columns=["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"],
         rows=rows,
         settings=["setting", *runs],
-        differences=[[key, *map(setting_text, values)] for key, values in differences(runs).items()],
+        differences=[[key, *map(notation.written, values)] for key, values in differences(runs).items()],
     )
 
 
@@ -257,7 +257,7 @@ def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
-    origin = f"{name} ({row.controller}, rng seed {setting_text(row.rng_seed)})"
+    origin = f"{name} ({row.controller}, rng seed {notation.written(row.rng_seed)})"
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
     validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.test_score)
@@ -276,12 +276,7 @@ def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
     if key == "environment":
         values = {"git revision": row.git_revision, "data hash": row.data_hash, "started": row.started}
         values |= {"host parameters": row.host_params, "slots": row.slots, **row.versions, **row.hardware}
-    return [(name, setting_text(value)) for key in values for name, value in flat(key, values[key])]
-
-
-def setting_text(value: object) -> str:
-    """Format a setting of a run; "–" if it is None."""
-    return notation.UNKNOWN if value is None else notation.written(value)
+    return [(name, notation.written(value)) for key in values for name, value in flat(key, values[key])]
 
 
 def command(row: RunRow, reproduction: str | None) -> Markup:
