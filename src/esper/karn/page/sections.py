@@ -1,4 +1,4 @@
-"""Sections of a run's page as HTML, shared by report and server."""
+"""Sections of a run's page as HTML, shared by report and server; the report is one file with all sections."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,7 +10,7 @@ from esper.karn.figures import FIGURES, figure_named
 from esper.karn.headline import comparison_text, conclude
 from esper.karn.metric import SCORE, metric_of
 from esper.karn.narrative import narrative_of
-from esper.karn.page.rendering import render
+from esper.karn.page.rendering import render, render_page
 from esper.karn.questions import episode_selection
 from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
@@ -19,6 +19,8 @@ from esper.karn.run import Run
 from esper.karn.run_result import Result, compare, differences, flat, result
 from esper.leyline import EpisodeRow, EsperError, RunRow
 
+GENERATOR: Final = '<meta name="generator" content="esper report">'
+"""Element of the page by which ``esper report`` recognises a report that it may replace."""
 MOST_DIARIES: Final = 10
 """Largest number of episodes whose narrative a report contains; the report of a policy training has only the
 best episode.
@@ -47,8 +49,6 @@ class Section(NamedTuple):
 
     key: str
     body: Markup
-    tag: str = "section"
-    look: str = "panel"
     side: str = ""
     """Suffix of the element's HTML id, which keeps ids unique if two runs are shown side by side."""
     source: str = ""
@@ -60,11 +60,8 @@ class Section(NamedTuple):
         return self.key in OF_EPISODE
 
 
-class Group(NamedTuple):
-    """Page sections that are arranged in one grid."""
-
-    look: str
-    sections: Sequence[Section]
+Group = tuple[str, Sequence[Section]]
+"""CSS class of a grid, and the page sections that are arranged in it."""
 
 
 def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
@@ -112,6 +109,33 @@ def _of_episodes(
         return section(key, "episodes", [one for one in lanes if one[1] is not None or not one[0]], **more)
     notes = [(title, narrative_of(run, episode)) for title, episode in episodes]
     return section(key, "episodes", notes, **more)
+
+
+def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
+    """Render the report of a run as HTML.
+
+    Args:
+        run: Run to report.
+        against: Runs to compare the reported run with.
+        reproduction: Shell command that repeats the run; None if no command started the run.
+    """
+    conclusion = conclude(run, [compare(run, other) for other in against])
+    bodies = {"conclusion": section("conclusion", "conclusion", conclusion)}
+    if against:
+        bodies["comparison"] = comparison(arm_names([run, *against]))
+    bodies |= {key: reported_section(run, key) for key in KEYS[1:]}
+    origin = {"command": command(run.row, reproduction)}
+    origin |= {key: run_section(run, key) for key in ORIGIN}
+    panels, details = ([Section(key, body) for key, body in one.items()] for one in (bodies, origin))
+    opening = [Section("", head(run, run.row.name, served=False))]
+    return render_page(
+        "run.html",
+        generator=Markup(GENERATOR),
+        title=f"{run.row.name}: {run.row.task}, {run.row.controller}",
+        served=False,
+        path=run.path,
+        groups=[("heads", opening), ("panels", panels), ("origin", details)],
+    )
 
 
 def reported_section(run: Run, key: str) -> Markup:

@@ -40,8 +40,6 @@ runs.
 """
 PARTS: Final = ("head", *KEYS, *ORIGIN)
 NO_STORE: Final = {"Cache-Control": "no-store"}
-PENDING: Final = "panel pending"
-"""CSS classes of a page section that the browser loads later."""
 
 
 class Views:
@@ -80,9 +78,9 @@ class Views:
         """Return the web page of a run without the content of its sections."""
         found = self._folder.run(request.path_params["id"])
         groups = [
-            Group("heads", [self._pending(found, "head", "head")]),
-            Group("panels", [self._pending(found, key) for key in KEYS]),
-            Group("origin", [self._pending(found, key) for key in ORIGIN]),
+            ("heads", [self._pending(found, "head")]),
+            ("panels", [self._pending(found, key) for key in KEYS]),
+            ("origin", [self._pending(found, key) for key in ORIGIN]),
         ]
         return self._page("run.html", f"{found.name} · esper", groups=groups)
 
@@ -104,19 +102,13 @@ class Views:
     def compare(self, request: Request) -> Response:
         """Return the page that shows two runs side by side with common axes."""
         left, right = self._both(request)
-        heads = [self._pending(run, "head", "head", side) for run, side in ((left, ""), (right, "-2"))]
-        both = Section(
-            "comparison",
-            sections.empty("comparison"),
-            look="panel wide pending",
-            source=f"/comparison?run={left.id}&run={right.id}",
-            runs=f"{left.id} {right.id}",
-        )
-        groups = [Group("sides", heads), Group("panels", [both])]
+        source, runs = f"/comparison?run={left.id}&run={right.id}", f"{left.id} {right.id}"
+        both = Section("comparison", sections.empty("comparison"), "", source, runs)
+        heads = [self._pending(left, "head"), self._pending(right, "head", "-2")]
+        groups: list[Group] = [("sides", heads), ("panels", [both])]
         for key in SHOWN:
-            sides = ((left, right, ""), (right, left, "-2"))
-            pair = [self._pending(run, key, PENDING, side, other) for run, other, side in sides]
-            groups.append(Group("sides", pair))
+            pair = [self._pending(left, key, "", right), self._pending(right, key, "-2", left)]
+            groups.append(("sides", pair))
         return self._page("run.html", f"{left.name} and {right.name} · esper", groups=groups)
 
     def comparison(self, request: Request) -> Response:
@@ -156,16 +148,13 @@ class Views:
         return self._folder.run(ids[0]), self._folder.run(ids[1])
 
     def _pending(
-        self, found: FoundRun, key: str, look: str = PENDING, side: str = "", compared: FoundRun | None = None
+        self, found: FoundRun, key: str, side: str = "", compared: FoundRun | None = None
     ) -> Section:
         """Return a placeholder for a page section that the browser loads later."""
         query = "" if compared is None else f"?compared={compared.id}"
         runs = found.id if compared is None else f"{found.id} {compared.id}"
-        if key == "head":
-            body, tag = render("opening.html", name=found.name), "header"
-        else:
-            body, tag = sections.empty(key), "section"
-        return Section(key, body, tag, look, side, f"/runs/{found.id}/{key}{query}", runs)
+        body = render("opening.html", name=found.name) if key == "head" else sections.empty(key)
+        return Section(key, body, side, f"/runs/{found.id}/{key}{query}", runs)
 
     def _answer(self, key: str, work_out: Callable[[], str]) -> Response:
         """Return a page section, or the reason why the section cannot be shown."""
