@@ -6,7 +6,8 @@ latest policy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from esper.karn.metric import Metric, metric_of
 from esper.karn.notation import UNKNOWN, difference
@@ -22,26 +23,33 @@ from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 class Result(NamedTuple):
     """Final scores and costs of a run: means over finished episodes with confidence intervals."""
 
-    episodes: int
-    twin_score: Estimate | None
-    """Mean score of the twins (hosts without growth); None if no episode has a twin."""
-    lead: Estimate | None
-    """Difference of the validation score from the twin's, paired by episode; positive for an improvement."""
-    flops: Estimate
-    """Mean FLOPs of an episode that count against the budget; validation after each epoch does not count."""
     metric: Metric
-    validation: Estimate | None
-    """Mean validation value of the run's metric (score or loss); None if unknown."""
-    test_score: Estimate | None
-    params: Estimate
-    host_params: Estimate
-    flops_per_sample: Estimate
-    host_flops_per_sample: Estimate
-    seconds: Estimate
+    rows: Sequence[EpisodeRow]
+    """Rows of the finished episodes; there is at least one."""
 
+    def estimate(self, column: str) -> Estimate | None:
+        """Return the mean of a column of the episode rows; None if all its values are unknown."""
+        return _estimate(getattr(row, column) for row in self.rows)
 
-AVERAGED: Final = ("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds")
-"""Columns of an episode row whose means are fields of ``Result`` with the same names."""
+    def mean(self, column: str) -> float:
+        """Return the mean of a column whose values are always known, such as ``params``."""
+        return fmean(getattr(row, column) for row in self.rows)
+
+    @property
+    def validation(self) -> Estimate | None:
+        """Mean validation value of the run's metric (score or loss); None if unknown."""
+        return self.estimate(self.metric.column)
+
+    @property
+    def lead(self) -> Estimate | None:
+        """Difference of the score from the twin's, paired by episode; positive for an improvement."""
+        column = self.metric.column
+        return _estimate(self.metric.lead(getattr(row, column), row.twin_val_score) for row in self.rows)
+
+    @property
+    def flops(self) -> float:
+        """Mean FLOPs of an episode that count against the budget; validation after each epoch does not."""
+        return fmean(charged_flops(row.flops) for row in self.rows)
 
 
 class Comparison(NamedTuple):
@@ -78,39 +86,17 @@ def final_rows(run: Run, stored: StoredRows | None = None) -> list[EpisodeRow]:
     return [row for row in rows if row.ended_by == HORIZON and row.iteration == last]
 
 
-def episodes_of_iteration(run: Run, number: int) -> list[EpisodeRow]:
-    """Return the rows of the episodes of an iteration that reached their horizon."""
-    return run.rows(EpisodeRow, f"{LASTED} AND iteration = ?", [number])
-
-
 def broken_episodes(run: Run) -> int:
     """Count the episodes of the last iteration of a training that did not reach their horizon."""
-    ((number,),) = run.fetch(
-        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND iteration = {LAST_ITERATION}"
-    )
-    return int(number)
+    return len(run.rows(EpisodeRow, f"NOT {LASTED} AND iteration = {LAST_ITERATION}"))
 
 
 def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
     """Return final scores and costs, averaged over ``rows`` (by default the ``final_rows`` of the run); None
     if there are no rows.
     """
-    rows, metric = final_rows(run) if rows is None else rows, metric_of(run.row)
-    if not rows:
-        return None
-    scores = [getattr(row, metric.column) for row in rows]
-    twins = [row.twin_val_score for row in rows]
-    leads = map(metric.lead, scores, twins)
-    return Result(
-        episodes=len(rows),
-        twin_score=_estimate(twins),
-        lead=_estimate(leads),
-        flops=estimate([charged_flops(row.flops) for row in rows]),
-        metric=metric,
-        validation=_estimate(scores),
-        test_score=_estimate(row.test_score for row in rows),
-        **{name: estimate([getattr(row, name) for row in rows]) for name in AVERAGED},
-    )
+    rows = final_rows(run) if rows is None else rows
+    return Result(metric_of(run.row), rows) if rows else None
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:

@@ -134,11 +134,10 @@ def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConn
     settings = dict(SETTINGS)
     if memory is not None:
         settings |= {"memory_limit": f"{memory}MB", "threads": 1}
-    connection = duckdb.connect(":memory:", config=settings)
-    connection.execute(f"SET allowed_directories = [{sql_text(f'{telemetry}/')}]")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
+    return duckdb.connect(":memory:", config=settings).execute(
+        f"SET allowed_directories = [{sql_text(f'{telemetry}/')}]; SET enable_external_access = false;"
+        " SET lock_configuration = true"
+    )
 
 
 # --- SQL --------------------------------------------------------------------------------------------

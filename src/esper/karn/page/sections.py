@@ -177,43 +177,31 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
 # --- episode selection ------------------------------------------------------------------------------
 
 
-Choice = tuple[str, str, bool]
-"""Link in the menu of episodes: its address, its text, and whether it is the selected one."""
+def chooser(run: Run, shown: EpisodeKey) -> dict[str, Any]:
+    """Return the links to other episodes for a page that shows the episode ``shown``.
 
-
-class Chooser(NamedTuple):
-    """Links from the page of one episode to other episodes of the run; addresses are values of ``at`` in the
-    query string.
+    The links ``groups`` lead to the iterations of a policy training, or to the episodes of another run; the
+    links ``members`` lead to all environments and attempts with the episode number of ``shown``. Each
+    link has an address (value of ``at`` in the query string), a text, and whether it is selected.
     """
-
-    before: str | None
-    after: str | None
-    groups: list[Choice]
-    """Links to the iterations of a policy training, or to the episodes of a run without policy training."""
-    members: list[Choice]
-    """Links to all environments and attempts with the same episode number as the shown episode."""
-
-
-def chooser(run: Run, shown: EpisodeKey) -> Chooser:
-    """Return the links to other episodes for a page that shows the episode ``shown``."""
     found, metric = episode_selection.episodes(run), metric_of(run.row)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
     first = {episode.key.episode: episode for episode in reversed(found)}
     own = {key for key in keys if key.episode == shown.episode}
-    return Chooser(
-        before=address(keys[at - 1]) if at > 0 else None,
-        after=address(keys[at + 1]) if 0 <= at < len(keys) - 1 else None,
-        groups=[
+    return {
+        "before": address(keys[at - 1]) if at > 0 else None,
+        "after": address(keys[at + 1]) if 0 <= at < len(keys) - 1 else None,
+        "groups": [
             (address(key), f"episode {key.episode}" if number is None else f"iteration {number}", key in own)
             for key, number, _ in reversed(first.values())
         ],
-        members=[
+        "members": [
             (address(key), f"env {key.env}{_attempt(key)} · {metric.text(score)}", key == shown)
             for key, _, score in found
             if key in own
         ],
-    )
+    }
 
 
 def _attempt(key: EpisodeKey) -> str:
@@ -284,9 +272,9 @@ def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahea
     origin = f"{name} ({row.controller}, rng seed {notation.written(row.rng_seed)})"
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
-    validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.test_score)
-    costs = [notation.count(round(found.params.mean)), notation.flop(found.flops.mean)]
-    return [origin, notation.count(found.episodes), validation, val_ahead, test, test_ahead, *costs]
+    validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.estimate("test_score"))
+    costs = [notation.count(round(found.mean("params"))), notation.flop(found.flops)]
+    return [origin, notation.count(len(found.rows)), validation, val_ahead, test, test_ahead, *costs]
 
 
 # --- origin of a run --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, ChartLine, Panel, StackedPart, draw
+from esper.karn.drawing.chart import Chart, ChartData, Panel, draw
 from esper.karn.drawing.picture import Picture, series_table
 from esper.karn.drawing.style import part_look
 from esper.karn.palette import op_look
@@ -67,8 +67,10 @@ def choices_chart(found: Series) -> Chart:
     parts = []
     for op in ops_of(found):
         total, forced = _overall(found, op), found[f"{op} {FORCED}"]
-        parts.append(StackedPart(op_name(op), found[op], notation.share, _look(op), total, forced))
-    failed = StackedPart(FAILED, found[FAILED], notation.share, "error", _overall(found, FAILED))
+        parts.append(
+            ChartData(op_name(op), found[op], notation.share, _look(op), total=total, striped=forced)
+        )
+    failed = ChartData(FAILED, found[FAILED], notation.share, "error", total=_overall(found, FAILED))
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
     legend = "Striped: nothing but waiting was legal. Above: what failed."
@@ -115,12 +117,12 @@ def reward(run: Run) -> Series | None:
 def reward_chart(found: Series) -> Chart:
     """Return the chart of the reward terms as stacked columns, and of their sum as a line."""
     terms = [name for name in found.values if name != SUM]
-    parts = [StackedPart(name, found[name], _signed, part_look(index)) for index, name in enumerate(terms)]
+    parts = [ChartData(name, found[name], _signed, part_look(index)) for index, name in enumerate(terms)]
     return Chart(
         title="Reward terms",
         description=", ".join(f"{name} {_signed(found.last(name))}" for name in terms),
         found=found,
-        panels=[Panel(180, [ChartLine(SUM, found[SUM], _signed, "thin")], parts=parts, zero=True)],
+        panels=[Panel(180, [ChartData(SUM, found[SUM], _signed, "thin")], parts=parts, zero=True)],
         table=series_table(found, _signed),
         caption="Mean reward terms per episode; line: their sum.",
         room=190,
@@ -158,7 +160,7 @@ def draw_times(found: Series, compared: Series | None = None) -> Picture:
 
 def _times_chart(found: Series, unit: str, size: float) -> Chart:
     parts = [
-        StackedPart(name, spent, notation.duration, part_look(index), total=mean(spent))
+        ChartData(name, spent, notation.duration, part_look(index), total=mean(spent))
         for index, (name, spent) in enumerate(found.values.items())
     ]
     return Chart(

@@ -40,11 +40,13 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
     if not arms:
         return None
     metric = next(iter(arms.values())).metric
-    is_tested = all(arm.test_score is not None for arm in arms.values())
+    tested = {name: arm.estimate("test_score") for name, arm in arms.items()}
+    is_tested = None not in tested.values()
     which = "Test score" if is_tested else f"Validation {metric.name}"
-    of = "test_score" if is_tested else "validation"
-    reached: dict[str, Estimate] = {name: getattr(arm, of) for name, arm in arms.items()}
-    params, flops = ([getattr(arm, cost).mean for arm in arms.values()] for cost in ("params", "flops"))
+    found = tested if is_tested else {name: arm.validation for name, arm in arms.items()}
+    reached = {name: value for name, value in found.items() if value is not None}
+    params = [arm.mean("params") for arm in arms.values()]
+    flops = [arm.flops for arm in arms.values()]
     return Picture(
         svg=svg.drawing(
             2 * _STEP,
@@ -57,12 +59,12 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
         rows=[
             [
                 name,
-                notation.count(arm.episodes),
-                SCORE.estimate(arm.test_score),
+                notation.count(len(arm.rows)),
+                SCORE.estimate(tested[name]),
                 metric.estimate(arm.validation),
-                notation.count(arm.params.mean),
-                notation.flop(arm.flops.mean),
-                notation.flop(arm.flops_per_sample.mean),
+                notation.count(arm.mean("params")),
+                notation.flop(arm.flops),
+                notation.flop(arm.mean("flops_per_sample")),
             ]
             for name, arm in arms.items()
         ],

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale, x_axis
-from esper.karn.drawing.chart import ChartLine, Panel, draw_panel, panel_scale
+from esper.karn.drawing.chart import ChartData, Panel, draw_panel, panel_scale
 from esper.karn.drawing.picture import Picture
 from esper.karn.metric import Metric, metric_of
 from esper.karn.palette import LOOKS
@@ -250,8 +250,8 @@ def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator
 
 def _panel(scores: Series) -> Panel:
     metric = scores.metric
-    lines = [ChartLine("twin", scores["twin"], metric.text, "twin")]
-    lines.append(ChartLine(metric.name, scores["score"], metric.text))
+    lines = [ChartData("twin", scores["twin"], metric.text, "twin")]
+    lines.append(ChartData(metric.name, scores["score"], metric.text))
     bands = [] if None in scores["twin"] else [(scores["twin"], scores["score"])]
     return Panel(_SCORES[1] - _SCORES[0], lines, bands, near=0.0, most=metric.most)
 
