@@ -10,18 +10,17 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import duckdb
 import msgspec
 
 from esper.files.row_files import TELEMETRY
-from esper.karn.stored_rows import DATABASE_ERRORS, State, StoredRows, decoded, error_text
+from esper.karn.stored_rows import DATABASE_ERRORS, R, State, StoredRows, decoded, error_text
 from esper.karn.tables import QueryError, Tables, check_statement
-from esper.leyline import EsperError, Row, RunRow, UnknownNameError
+from esper.leyline import EsperError, RunRow, UnknownNameError
 from esper.leyline.columns import TABLE_OF
 
-R = TypeVar("R", bound=Row)
 DAMAGE: Final = (EsperError, duckdb.Error, OSError, LookupError, ValueError, TypeError, ArithmeticError)
 """Errors caused by the files of a run: unreadable files, or rows that contradict each other."""
 FETCHED: Final = 100

@@ -48,14 +48,15 @@ class RunProgress(NamedTuple):
         return min(self.done / self.total, 1.0) if self.total else None
 
 
-def progress(run: Run) -> RunProgress:
+def progress(run: Run, stored: StoredRows | None = None) -> RunProgress:
     """Return state, duration and remaining time of a run, and the numbers of its completed and planned epochs
     or iterations.
+
+    Args:
+        run: Run to read.
+        stored: Rows of a moment; by default those of now.
     """
-    return _progress(run.row, run.look())
-
-
-def _progress(row: RunRow, stored: StoredRows) -> RunProgress:
+    row, stored = run.row, stored or run.look()
     state, updates, episodes = stored.state, stored.rows(UpdateRow), stored.rows(EpisodeRow)
     epochs = _epochs(row, stored)
     seconds = max((one.t for one in (*epochs, *episodes, *updates, *stored.rows(ResourceRow))), default=None)
@@ -119,7 +120,7 @@ class RunStatus:
 def run_status(run: Run) -> RunStatus:
     """Return the status of a run, which is computed without opening a database for JSON lines."""
     row, stored = run.row, run.look()
-    found = _progress(row, stored)
+    found = progress(run, stored)
     latest: Sequence[Row] = ()
     if row.iterations is not None or found.state != "running":
         latest, twin = final_rows(run, stored), "twin_val_score"

@@ -69,7 +69,6 @@ class Lane(NamedTuple):
 class Lanes(NamedTuple):
     """Scores and slots of one episode over the same epochs, for the chart of slots."""
 
-    episode: EpisodeKey
     name: str
     """Display name of the episode, such as "episode 0"."""
     horizon: int
@@ -108,7 +107,6 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     seeds_of = grouped(seeds, lambda row: row.slot)
     alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in seeds_of.items()}
     return Lanes(
-        episode=episode,
         name=episode_name(run, episode),
         horizon=horizon,
         epoch=last,

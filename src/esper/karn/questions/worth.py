@@ -65,17 +65,14 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
     """Return statistics of the seeds per blueprint, the blueprint with most seeds first; None if no seed
     germinated.
     """
+    stages = Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED
+    reached = ", ".join(f"count(*) FILTER (list_contains(stages, {stage:d}))" for stage in stages)
     found = run.fetch(
         f"""
-        WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
-        reached AS (
-            SELECT env, episode, attempt, seed, any_value(blueprint) AS blueprint,
-                   bool_or(to_stage = {Stage.BLENDING:d}) AS blended,
-                   bool_or(to_stage = {Stage.HOLDING:d}) AS held,
-                   bool_or(to_stage = {Stage.FOSSILIZED:d}) AS fossilized,
-                   bool_or(to_stage = {Stage.PRUNED:d}) AS pruned,
+        WITH reached AS (
+            SELECT env, episode, attempt, seed, any_value(blueprint) AS blueprint, list(to_stage) AS stages,
                    arg_max(contribution, epoch) FILTER (contribution IS NOT NULL) AS contribution
-            FROM moves GROUP BY env, episode, attempt, seed),
+            FROM transition WHERE seed >= 0 GROUP BY env, episode, attempt, seed),
         measured AS (
             SELECT env, episode, attempt, seed, any_value(params) AS params,
                    arg_max((contribution, contribution_error), epoch)
@@ -88,8 +85,7 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
                    CASE WHEN points IS NOT NULL AND measured.params > 0 THEN measured.params END AS size,
                    CASE WHEN size IS NOT NULL THEN points END AS sized
             FROM reached LEFT JOIN measured USING (env, episode, attempt, seed))
-        SELECT blueprint, count(*), count(*) FILTER (blended), count(*) FILTER (held),
-               count(*) FILTER (fossilized), count(*) FILTER (pruned), count(points), avg(points),
+        SELECT blueprint, count(*), {reached}, count(points), avg(points),
                CASE WHEN count(points) > 1 THEN stddev_samp(points) / sqrt(count(points))
                     ELSE any_value(error) END,
                avg(params),
