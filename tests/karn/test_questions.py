@@ -18,12 +18,12 @@ from esper.karn.questions.episode_selection import (
 )
 from esper.karn.questions.honesty import honesty
 from esper.karn.questions.learning_curves import growth, improvement
-from esper.karn.questions.overview import progress
 from esper.karn.questions.policy_health import beyond, heads, health
 from esper.karn.questions.series import MOST_POINTS
 from esper.karn.questions.worth import interactions
 from esper.karn.run import Run, open_run
 from esper.karn.run_result import differences
+from esper.karn.runs import progress
 from esper.leyline import OP_NAMES
 from esper.leyline.rows import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow
 from tests.karn import made_run

@@ -17,10 +17,9 @@ from esper.karn.headline import conclude
 from esper.karn.page.sections import head, render_report
 from esper.karn.questions.honesty import honesty
 from esper.karn.questions.learning_curves import growth, improvement
-from esper.karn.questions.overview import done_text, overview, progress
 from esper.karn.questions.policy_health import health
 from esper.karn.run import Run, open_run
-from esper.karn.runs import list_lines, listed
+from esper.karn.runs import done_text, list_lines, listed, overview, progress
 from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow

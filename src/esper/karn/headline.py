@@ -6,9 +6,9 @@ from typing import NamedTuple
 from esper.karn import notation, run_result
 from esper.karn.metric import SCORE, metric_of
 from esper.karn.questions.episode_selection import LASTED, unfinished_episode
-from esper.karn.questions.overview import progress
 from esper.karn.run import Run
 from esper.karn.run_result import Comparison, Result
+from esper.karn.runs import progress
 from esper.leyline.rows import EpisodeRow, UpdateRow
 
 

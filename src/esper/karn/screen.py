@@ -20,10 +20,10 @@ from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.breakdowns import choices, ops_of
 from esper.karn.questions.episode_selection import EpisodeKey, default_episode
 from esper.karn.questions.learning_curves import improvement
-from esper.karn.questions.overview import Overview, RunProgress, done_text, overview
 from esper.karn.questions.policy_health import LOW_ENTROPY, beyond, heads, health
 from esper.karn.questions.slot_lanes import Lane, Lanes, lanes
 from esper.karn.run import Run
+from esper.karn.runs import Overview, RunProgress, done_text, overview
 from esper.leyline import RunRow, Stage
 
 MOST_ALERTS: Final = 4

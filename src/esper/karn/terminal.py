@@ -20,8 +20,8 @@ from rich.text import Text
 
 from esper.files.row_files import TELEMETRY
 from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
-from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
+from esper.karn.runs import progress
 from esper.karn.screen import screen
 from esper.leyline import EsperError, RunRow, UpdateRow
 from esper.leyline.errors import notify

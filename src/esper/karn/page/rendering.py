@@ -13,7 +13,7 @@ from esper.karn import notation
 from esper.karn.drawing.picture import numeric_columns
 from esper.karn.drawing.style import STYLE
 from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
-from esper.karn.questions.overview import done_text
+from esper.karn.runs import done_text
 
 TREND: Final = 16
 """Largest number of characters of a trend (a series drawn as block characters)."""

@@ -14,9 +14,9 @@ from esper.karn.page.rendering import render, render_page
 from esper.karn.questions import episode_selection
 from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
-from esper.karn.questions.overview import overview
 from esper.karn.run import Run
 from esper.karn.run_result import Result, compare, differences, flat, result
+from esper.karn.runs import overview
 from esper.leyline import EpisodeRow, EsperError, RunRow
 
 GENERATOR: Final = '<meta name="generator" content="esper report">'

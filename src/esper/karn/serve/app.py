@@ -1,5 +1,5 @@
-"""ASGI application of the web server, protected by access control: static files, and views that show the list of
-runs, one run, a comparison of two runs, their sections, and server-sent events.
+"""ASGI application of the web server, protected by access control: static files, and views that show the list
+of runs, one run, a comparison of two runs, their sections, and server-sent events.
 
 The page of a run is loaded without the content of its sections. The browser loads a section of a page when it
 becomes visible, and again when the run has new rows. Endpoints of the web server are plain functions, which
@@ -28,8 +28,7 @@ from starlette.types import ASGIApp
 from esper.karn.page import sections
 from esper.karn.page.rendering import render, render_page, style
 from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, parse_episode
-from esper.karn.questions.overview import overview
-from esper.karn.runs import ListedRun
+from esper.karn.runs import ListedRun, overview
 from esper.karn.serve.access_control import Access, Guard
 from esper.karn.serve.folder import AnswerCache, FoundRun, ReadingError, RunFolder, UnknownRunError
 from esper.leyline.errors import EsperError, UnknownNameError

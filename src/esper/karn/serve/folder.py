@@ -1,8 +1,8 @@
 """Runs of the folder that the web server shows, identified by ids, and a cache of values computed from them.
 
 HTTP requests name a run by its id; no path is built from request data. Symbolic links are not followed, so
-files outside the served folder cannot be read. A cached value, such as a page section, is valid until its run has
-new rows. Each run is read by one thread at a time, and only a few runs stay open.
+files outside the served folder cannot be read. A cached value, such as a page section, is valid until its run
+has new rows. Each run is read by one thread at a time, and only a few runs stay open.
 """
 
 import hashlib
