@@ -167,9 +167,8 @@ def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
 
 def _described(row: RunRow) -> Iterator[tuple[str, Any]]:
     names = ("task", "controller", "rng_seed", "data_hash", "git_revision", "host_params", "horizon", "envs")
-    yield from ((name, getattr(row, name)) for name in names)
-    for name, value in (("config", row.config), ("versions", row.versions), ("hardware", row.hardware)):
-        yield from flat(name, value)
+    for name in (*names, "config", "versions", "hardware"):
+        yield from flat(name, getattr(row, name))
 
 
 def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:

@@ -19,14 +19,9 @@ TREND: Final = 16
 """Largest number of characters of a trend (a series drawn as block characters)."""
 
 
-def render_page(template: str, **content: Any) -> str:
-    """Render a template as a whole HTML page."""
-    return _environment().get_template(template).render(content)
-
-
 def render(template: str, **content: Any) -> Markup:
-    """Render a part of an HTML page as markup that an enclosing template does not escape again."""
-    return Markup(render_page(template, **content))
+    """Render an HTML page, or a part of one as markup that an enclosing template does not escape again."""
+    return Markup(_environment().get_template(template).render(content))
 
 
 @cache

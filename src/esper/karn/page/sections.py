@@ -10,7 +10,7 @@ from esper.karn.figures import FIGURES, figure_named
 from esper.karn.headline import comparison_text, conclude
 from esper.karn.metric import SCORE, metric_of
 from esper.karn.narrative import narrative_of
-from esper.karn.page.rendering import render, render_page
+from esper.karn.page.rendering import render
 from esper.karn.questions import episode_selection
 from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
@@ -128,7 +128,7 @@ def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | Non
     origin |= {key: run_section(run, key) for key in ORIGIN}
     panels, details = ([Section(key, body) for key, body in one.items()] for one in (bodies, origin))
     opening = [Section("", head(run, run.row.name, served=False))]
-    return render_page(
+    return render(
         "run.html",
         generator=Markup(GENERATOR),
         title=f"{run.row.name}: {run.row.task}, {run.row.controller}",

@@ -110,8 +110,8 @@ def reward(run: Run) -> Series | None:
     names = "SELECT DISTINCT unnest(map_keys(reward_terms)) AS term FROM update ORDER BY term"
     terms = [name for (name,) in run.fetch(names) if name != SUM]
     columns = dict.fromkeys(terms, "avg(reward_terms[?])") | {SUM: "avg(mean_return)"}
-    known = "reward_terms IS NOT NULL"
-    return query_series(run, "update", columns, where=known, position="iteration", parameters=terms)
+    table = "update WHERE reward_terms IS NOT NULL"
+    return query_series(run, table, columns, position="iteration", parameters=terms)
 
 
 def reward_chart(found: Series) -> Chart:
@@ -137,14 +137,9 @@ def times(run: Run) -> Series | None:
     time was recorded.
     """
     table = "update" if run.is_training else "epoch"
-    named = run.fetch(
-        f"""
-        SELECT phase, sum(ms) AS total
-        FROM (SELECT unnest(map_keys(phase_ms)) AS phase, unnest(map_values(phase_ms)) AS ms FROM {table})
-        GROUP BY phase ORDER BY total DESC, phase
-        """
-    )
-    phases = [phase for phase, _ in named]
+    entries = f"SELECT unnest(map_keys(phase_ms)) AS phase, unnest(map_values(phase_ms)) AS ms FROM {table}"
+    named = run.fetch(f"SELECT phase FROM ({entries}) GROUP BY phase ORDER BY sum(ms) DESC, phase")
+    phases = [phase for (phase,) in named]
     columns = dict.fromkeys(phases, "avg(phase_ms[?])")
     return query_series(run, table, columns, parameters=phases) if phases else None
 

@@ -45,6 +45,12 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
     which = "Test score" if is_tested else f"Validation {metric.name}"
     found = tested if is_tested else {name: arm.validation for name, arm in arms.items()}
     reached = {name: value for name, value in found.items() if value is not None}
+
+    def panel(axis: str, costs: Sequence[float], text: Callable[[float], str], top: float) -> Markup:
+        pairs = zip(reached.items(), costs, strict=True)
+        curves = [curve for (name, value), cost in pairs for curve in _curves(name, value, cost, metric)]
+        return curve_panel(axis, {cost: text(cost) for cost in costs}, curves, top, _PANEL)
+
     params = [arm.mean("params") for arm in arms.values()]
     flops = [arm.flops for arm in arms.values()]
     return Picture(
@@ -52,8 +58,8 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
             2 * _STEP,
             f"{metric.name.capitalize()} against parameters and compute",
             "; ".join(f"{name} {metric.estimate(value)}" for name, value in reached.items()),
-            _draw_panel(reached, metric, "parameters", params, notation.count, TOP),
-            _draw_panel(reached, metric, "compute of an episode", flops, notation.flop, TOP + _STEP),
+            panel("parameters", params, notation.count, TOP),
+            panel("compute of an episode", flops, notation.flop, TOP + _STEP),
         ),
         columns=["arm", "episodes", "test", "validation", "parameters", "compute of an episode", "inference"],
         rows=[
@@ -72,21 +78,11 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
     )
 
 
-def _draw_panel(
-    reached: Mapping[str, Estimate],
-    metric: Metric,
-    axis: str,
-    costs: Sequence[float],
-    text: Callable[[float], str],
-    top: float,
-) -> Markup:
-    """Draw a dot per run at its cost and score, and the confidence interval of the score as a vertical
+def _curves(name: str, reached: Estimate, cost: float, metric: Metric) -> list[Curve]:
+    """Return the dot of a run at its cost and score, and the confidence interval of the score as a vertical
     line.
     """
-    curves = []
-    for (name, value), cost in zip(reached.items(), costs, strict=True):
-        low, high = (min(max(end, 0.0), metric.most or math.inf) for end in value.interval)
-        curves.append(Curve("", [(cost, low), (cost, high)] if high > low else [], "thin"))
-        label = f"{svg.shorten(name, 12)} {metric.text(value.mean)}"
-        curves.append(Curve(label, [(cost, value.mean)], "dots"))
-    return curve_panel(axis, {cost: text(cost) for cost in costs}, curves, top, _PANEL)
+    low, high = (min(max(end, 0.0), metric.most or math.inf) for end in reached.interval)
+    interval = Curve("", [(cost, low), (cost, high)] if high > low else [], "thin")
+    label = f"{svg.shorten(name, 12)} {metric.text(reached.mean)}"
+    return [interval, Curve(label, [(cost, reached.mean)], "dots")]

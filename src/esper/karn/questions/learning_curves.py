@@ -24,9 +24,9 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
         joined: Whether neighbouring epochs or iterations are merged into bins if the axis is long.
     """
     metric = metric_of(run.row).column
-    table, twin, where, averaged = "epoch", "twin_score", "true", "true"
+    table, twin, averaged = "epoch", "twin_score", "true"
     if run.is_training:
-        table, twin, where, averaged = "episode", "twin_val_score", IN_A_COMPLETE_ITERATION, LASTED
+        table, twin, averaged = f"episode WHERE {IN_A_COMPLETE_ITERATION}", "twin_val_score", LASTED
     means = {"score": metric, "twin": twin, "parameters": "params"}
     columns = {
         "episodes": "count(DISTINCT (env, episode, attempt))",
@@ -37,7 +37,7 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
         "highest": f"max({metric})",
         **{name: f"avg({column}) FILTER (WHERE {averaged})" for name, column in means.items()},
     }
-    return query_series(run, table, columns, where=where, joined=joined)
+    return query_series(run, table, columns, joined=joined)
 
 
 def growth_chart(found: Series) -> Chart:

@@ -104,8 +104,8 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     horizon = max(run.row.horizon or 0, last)
     grown = seed_histories(run.row, last, seeds, moves)
     moves_of = grouped(moves, lambda row: row.slot)
-    seeds_of = grouped(seeds, lambda row: row.slot)
-    alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in seeds_of.items()}
+    slots = list(enumerate(run.row.slots))
+    alphas = [{row.epoch: row.alpha for row in seeds if row.slot == index} for index, _ in slots]
     return Lanes(
         name=episode_name(run, episode),
         horizon=horizon,
@@ -115,12 +115,12 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
             Lane(
                 slot=name,
                 stage=Stage(moves_of[index][-1].to_stage) if moves_of[index] else Stage.DORMANT,
-                alpha=alphas_of.get(index, {}).get(last),
-                spans=_spans(moves_of[index], last, alphas_of.get(index, {})),
+                alpha=alphas[index].get(last),
+                spans=_spans(moves_of[index], last, alphas[index]),
                 marks=tuple(move for move in moves_of[index] if move.to_stage in MARKED),
                 seeds=tuple(seed for seed in grown if seed.slot == name),
             )
-            for index, name in enumerate(run.row.slots)
+            for index, name in slots
         ),
         metric=metric_of(run.row),
     )

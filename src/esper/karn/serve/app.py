@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from esper.karn.page import sections
-from esper.karn.page.rendering import render, render_page, style
+from esper.karn.page.rendering import render, style
 from esper.karn.page.sections import KEYS, OF_EPISODE, ORIGIN, SHOWN, TITLES, Group, Section, parse_episode
 from esper.karn.runs import ListedRun, overview
 from esper.karn.serve.access_control import Access, Guard
@@ -224,7 +224,7 @@ class Views:
 
     def _page(self, template: str, title: str, **content: Any) -> Response:
         return HTMLResponse(
-            render_page(template, title=title, served=True, folder=self._folder.root.name, **content),
+            render(template, title=title, served=True, folder=self._folder.root.name, **content),
             headers=NO_STORE,
         )
 
