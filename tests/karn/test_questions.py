@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from esper.files.writer_lock import WriterLock
 from esper.karn.questions.breakdowns import choices, reward, times
-from esper.karn.questions.cost_comparison import verdict
 from esper.karn.questions.episode_selection import (
     EpisodeKey,
     default_episode,
@@ -22,7 +21,7 @@ from esper.karn.questions.policy_health import beyond, heads, health
 from esper.karn.questions.series import MOST_POINTS
 from esper.karn.questions.worth import interactions
 from esper.karn.run import Run, open_run
-from esper.karn.run_result import differences
+from esper.karn.run_result import differences, verdict
 from esper.karn.runs import progress
 from esper.leyline import OP_NAMES
 from esper.leyline.rows import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow

@@ -232,7 +232,8 @@ def check_rows(row_type: type[Row], rows: Sequence[Row], run: RunRow) -> None:
     """Raise ``EsperError`` for the first row with a number or a list that the run row does not allow, and for
     an episode that has two rows.
     """
-    ranges, lengths = list(_ranges(row_type, run)), list(_lengths(row_type, run))
+    ranges, names = list(_ranges(row_type, run)), row_type.__struct_fields__
+    lengths = [(name, len(getattr(run, LISTS[name]))) for name in names if name in LISTS]
     ended = set()
     for number, row in enumerate(rows, start=1):
         problem = next(_problems(row, ranges, lengths, run), None)
@@ -281,10 +282,3 @@ def _ranges(row_type: type[Row], run: RunRow) -> Iterator[tuple[str, int, int]]:
             # A transition of an empty slot has no seed, which is -1.
             low = -1 if row_type is TransitionRow and column.name in ("seed", "blueprint") else 0
             yield column.name, low, counts.get(column.name, longest)
-
-
-def _lengths(row_type: type[Row], run: RunRow) -> Iterator[tuple[str, int]]:
-    """Yield each list column of a row type that has one entry per head, op or slot, with its length."""
-    for name in row_type.__struct_fields__:
-        if name in LISTS:
-            yield name, len(getattr(run, LISTS[name]))

@@ -1,6 +1,6 @@
 """Sections of a run's page as HTML, shared by report and server; the report is one file with all sections."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
@@ -12,10 +12,9 @@ from esper.karn.metric import SCORE, metric_of
 from esper.karn.narrative import narrative_of
 from esper.karn.page.rendering import render
 from esper.karn.questions import episode_selection
-from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
-from esper.karn.run_result import Result, compare, differences, flat, result
+from esper.karn.run_result import Result, compare, differences, flat, result, verdict_picture
 from esper.karn.runs import overview
 from esper.leyline import EpisodeRow, EsperError, RunRow
 
@@ -178,39 +177,17 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
 
 
 def chooser(run: Run, shown: EpisodeKey) -> dict[str, Any]:
-    """Return the links to other episodes for a page that shows the episode ``shown``.
-
-    The links ``groups`` lead to the iterations of a policy training, or to the episodes of another run; the
-    links ``members`` lead to all environments and attempts with the episode number of ``shown``. Each
-    link has an address (value of ``at`` in the query string), a text, and whether it is selected.
-    """
-    found, metric = episode_selection.episodes(run), metric_of(run.row)
+    """Return all episodes of a run, and those before and after ``shown``, for the links of its page."""
+    found = episode_selection.episodes(run)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
-    first = {episode.key.episode: episode for episode in reversed(found)}
-    own = {key for key in keys if key.episode == shown.episode}
     return {
-        "before": address(keys[at - 1]) if at > 0 else None,
-        "after": address(keys[at + 1]) if 0 <= at < len(keys) - 1 else None,
-        "groups": [
-            (address(key), f"episode {key.episode}" if number is None else f"iteration {number}", key in own)
-            for key, number, _ in reversed(first.values())
-        ],
-        "members": [
-            (address(key), f"env {key.env}{_attempt(key)} · {metric.text(score)}", key == shown)
-            for key, _, score in found
-            if key in own
-        ],
+        "before": keys[at - 1] if at > 0 else None,
+        "after": keys[at + 1] if 0 <= at < len(keys) - 1 else None,
+        "episodes": found,
+        "shown": shown,
+        "metric": metric_of(run.row),
     }
-
-
-def _attempt(key: EpisodeKey) -> str:
-    return f", attempt {key.attempt + 1}" if key.attempt else ""
-
-
-def address(key: Iterable[int]) -> str:
-    """Return the key of an episode as a value of ``at`` in the query string, such as ``0-3-0``."""
-    return "-".join(map(str, key))
 
 
 def parse_episode(text: str | None) -> EpisodeKey | None:
@@ -249,7 +226,6 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
         "comparison",
         verdict_picture(runs),
         sentence=sentence,
-        columns=["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"],
         rows=rows,
         settings=["setting", *runs],
         differences=[[key, *map(notation.written, values)] for key, values in differences(runs).items()],
@@ -293,12 +269,4 @@ def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
 
 def command(row: RunRow, reproduction: str | None) -> Markup:
     """Render the command that repeats the run, and a note on what is needed to get the same numbers."""
-    if reproduction is None:
-        note = "No command began this run; its configuration is below."
-    else:
-        revision = row.git_revision or ""
-        code = f"revision {revision}" if revision else "an unknown revision of the code"
-        note = f"The same numbers need {code}, the versions below and the same kind of processor."
-        if revision.endswith("-dirty"):
-            note += " The code had changes that were not committed, so they are not known."
-    return section("command", "command", reproduction, note=note)
+    return section("command", "command", reproduction, revision=row.git_revision or "")

@@ -24,7 +24,6 @@ _ROW: Final = 46.0
 _TOP: Final = 26.0
 _FUNNEL: Final = (0.0, 326.0)
 _POINTS: Final = (352.0, 492.0)
-Configuration = tuple[bool, ...]
 _MATRIX_LEFT: Final = 100.0
 _CELL_WIDTH: Final = 110.0
 _CELL: Final = 38.0
@@ -244,7 +243,7 @@ def interactions(run: Run) -> Interactions | None:
     )
 
 
-def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | None:
+def _effect(scores: Mapping[tuple[bool, ...], float], slots: set[int]) -> float | None:
     """Return the contribution of one slot, or the interaction of two slots. With v the score of the network
     without the seeds in the given slots, the contribution of slot i is v() − v(i), and the interaction of
     slots i and j is v() − v(i) − v(j) + v(i, j).
