@@ -195,15 +195,13 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
         curves = [curve for (name, value), cost in pairs for curve in _curves(name, value, cost, metric)]
         return curve_panel(axis, {cost: text(cost) for cost in costs}, curves, top, _PANEL)
 
-    params = [arm.mean("params") for arm in arms.values()]
-    flops = [arm.flops for arm in arms.values()]
     return Picture(
         svg=svg.drawing(
             2 * _STEP,
             f"{metric.name.capitalize()} against parameters and compute",
             "; ".join(f"{name} {metric.estimate(value)}" for name, value in reached.items()),
-            panel("parameters", params, notation.count, TOP),
-            panel("compute of an episode", flops, notation.flop, TOP + _STEP),
+            panel("parameters", [arm.mean("params") for arm in arms.values()], notation.count, TOP),
+            panel("compute of an episode", [arm.flops for arm in arms.values()], notation.flop, TOP + _STEP),
         ),
         columns=["arm", "episodes", "test", "validation", "parameters", "compute of an episode", "inference"],
         rows=[

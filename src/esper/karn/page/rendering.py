@@ -10,8 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from esper.karn import notation
-from esper.karn.drawing.picture import numeric_columns
-from esper.karn.drawing.style import STYLE
+from esper.karn.drawing.picture import STYLE, numeric_columns
 from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
 from esper.karn.runs import done_text
 

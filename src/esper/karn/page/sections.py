@@ -146,10 +146,8 @@ def reported_section(run: Run, key: str) -> Markup:
     """
     if key not in OF_EPISODE:
         return run_section(run, key)
-    if key == "lanes":
-        return _of_episodes(run, key, chosen_episodes(run))
-    if run.is_training:
-        return _of_episodes(run, key, chosen_episodes(run)[:1])
+    if key == "lanes" or run.is_training:
+        return _of_episodes(run, key, chosen_episodes(run)[: 1 if key == "diary" else None])
     keys = [episode.key for episode in episode_selection.episodes(run)]
     notes = [(episode_selection.episode_name(run, key).capitalize(), key) for key in keys[:MOST_DIARIES]]
     if len(notes) == 1:

@@ -6,8 +6,7 @@ from typing import Final
 
 from esper.karn import notation
 from esper.karn.drawing.chart import Chart, ChartData, Panel, draw
-from esper.karn.drawing.picture import Picture, series_table
-from esper.karn.drawing.style import part_look
+from esper.karn.drawing.picture import Picture, part_look, series_table
 from esper.karn.palette import op_look
 from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run

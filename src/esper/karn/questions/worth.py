@@ -5,7 +5,7 @@ a matrix of slots, with the contribution of each slot on the diagonal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Final, NamedTuple
 
 from markupsafe import Markup
@@ -13,8 +13,7 @@ from markupsafe import Markup
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale, around, tick_texts, ticks
-from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.style import shade_look
+from esper.karn.drawing.picture import Picture, shade_look
 from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episode_selection import THIS_EPISODE, default_episode, episode_name
 from esper.karn.run import Run
@@ -152,15 +151,11 @@ def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisSca
     """Draw the row of a blueprint: a bar with the number of seeds whose last stage was FOSSILIZED, HOLDING,
     BLENDING or TRAINING, and the contribution per 1,000 parameters.
     """
-    reached = [
-        (Stage.FOSSILIZED, 0, one.fossilized),
-        (Stage.HOLDING, one.fossilized, one.held),
-        (Stage.BLENDING, one.held, one.blended),
-        (Stage.TRAINING, one.blended, one.germinated),
-    ]
+    stages = Stage.FOSSILIZED, Stage.HOLDING, Stage.BLENDING, Stage.TRAINING
+    ends = pairwise([0, one.fossilized, one.held, one.blended, one.germinated])
     bars = [
         svg.rectangle(count(start), top + 23, count(end) - count(start), 12, stage.name.lower())
-        for stage, start, end in reached
+        for stage, (start, end) in zip(stages, ends, strict=True)
         if end > start
     ]
     fates = f"{notation.count(one.fossilized)} kept, {notation.count(one.pruned)} pruned"
@@ -230,16 +225,15 @@ def interactions(run: Run) -> Interactions | None:
     # A killed run may have written the scores of only some on/off configurations of an epoch.
     if not switched or everything not in scores:
         return None
+    places = range(len(switched))
+    effects = [[_effect(scores, {first, second}) for second in places] for first in places]
     return Interactions(
         name=episode_name(run, episode),
         epoch=found[0][0],
         slots=tuple(run.row.slots[slot] for slot in switched),
         score=scores[everything],
         metric=metric,
-        matrix=tuple(
-            tuple(metric.gained(_effect(scores, {first, second})) for second in range(len(switched)))
-            for first in range(len(switched))
-        ),
+        matrix=tuple(tuple(map(metric.gained, row)) for row in effects),
     )
 
 
