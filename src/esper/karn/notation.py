@@ -85,14 +85,14 @@ def clock(seconds: float | None) -> str:
 
 
 def written(value: object) -> str:
-    """Format a value as JSON; a string is returned without quotes."""
+    """Format a value as JSON; a string is returned without quotes, and None as "–"."""
+    if value is None:
+        return UNKNOWN
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def cell(value: object) -> str:
     """Format one value of the result of a SQL query."""
-    if value is None:
-        return UNKNOWN
     return f"{value:.6g}" if isinstance(value, float) else written(value)
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from esper.files.atomic_write import SaveError, write_durably
 from esper.files.row_files import check_outside_runs
-from esper.karn.report import GENERATOR, render_report
+from esper.karn.page.sections import GENERATOR, render_report
 from esper.karn.run import open_run
 from esper.leyline import EsperError, RunRow, printable
 from esper.run.run_config import RunConfig, Settings

@@ -9,8 +9,8 @@ from typing import Final
 from pydantic import Field
 from rich.console import Console
 
-from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
+from esper.karn.runs import progress
 from esper.karn.terminal import TerminalView
 from esper.leyline import EsperError, RunRow, printable
 from esper.run.run_config import Settings
