@@ -130,7 +130,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
         is_block = blueprint == "stack" and growth.network.sites[0].insertion is not None
         growth.germinate(growth.slots[0], blueprint, zero=zero and is_block)
         growth.finish(merge=False)
-    except BaseException:  # An interrupt by Ctrl-C also removes the slots.
+    except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the slots, too.
         before.undo()
         raise
     return net
