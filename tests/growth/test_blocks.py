@@ -249,9 +249,13 @@ def loader(count: int) -> DataLoader:
 
 def test_diagnose_tries_one_more_block_of_a_network_with_a_single_block() -> None:
     net, optimizer = trained()
+    lines: list[str] = []
     diagnosis = esper.diagnose(
-        net, loader(128), loader(64), loss=language_loss, optimizer=optimizer, budget=2e8
+        net, loader(128), loader(64), loss=language_loss, optimizer=optimizer, steps=300, show=lines.append
     )
+    assert lines[0].startswith("diagnosis of OneBlock: 3 candidates (stack, mlp_small, attention)")
+    assert "tested: attention, mlp_small, stack; places: 1; trained: 3 of 3." in str(diagnosis)
+    assert diagnosis.cut_short
     assert ("blocks.0", "stack") in {(row.place, row.blueprint) for row in diagnosis.rows}
     assert len(net.blocks) == 1
     grown = esper.plant(copy.deepcopy(net), "blocks.0", "stack", sample=TOKENS)
