@@ -4,6 +4,7 @@ Oracle: the same training without a kill.
 """
 
 import shutil
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -107,10 +108,8 @@ class Kills(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_finished)
     def kill(self, batch: int) -> None:
         """Start a process that dies in a batch, unless the training ends before."""
-        try:
+        with suppress(KilledError):
             self.compare(train(self.run, *self.setting, dies_at=batch))
-        except KilledError:
-            pass
 
     @rule()
     def resume(self) -> None:

@@ -3,6 +3,7 @@
 import random
 import re
 import shutil
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -79,6 +80,24 @@ def test_rich_markup_in_the_name_of_a_run_is_printed_as_text(ending, runs: Path,
     for words in (("watch", out), ("runs", "."), ("export", out)):
         code, said = ending(*words)
         assert (code, "[/b] [bold]" in said) == (0, True), words
+
+
+def test_terminal_escapes_in_names_of_runs_and_sql_values_are_printed_as_text(
+    ending, runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = "\x1b]0;title\x07\x1b[31m"
+    shutil.copytree(runs / "grown", out)
+    query = "select chr(27) || '[2J' as x"
+    for words in (
+        *(("runs", "."), ("watch", out), ("report", out), ("export", out)),
+        *(("sql", out, query), ("sql", out, query, "--json"), ("sql", out, query, "--csv")),
+    ):
+        if "--csv" in words:  # CSV for a file or another program contains the values unchanged.
+            monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        code, said = ending(*words)
+        assert code == 0, words
+        assert "\x1b]0" not in said, words
+        assert "\x1b[" not in said, words
 
 
 @pytest.mark.parametrize(
