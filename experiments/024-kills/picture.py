@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WIDTH, LEFT, RIGHT = 760, 56, 24
-GREY, BLUE, ORANGE = "#c9c9c9", "#0072b2", "#d55e00"
+GREY, BLUE, ORANGE, GREEN = "#c9c9c9", "#0072b2", "#d55e00", "#009e73"
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,16 @@ def draw(results: dict[str, Any]) -> str:
     bottom = loss.top + loss.height
     for kill in kills:
         x = f"{loss.x(kill['epoch']):.1f}"
-        parts.append(f'<line x1="{x}" x2="{x}" y1="{bottom - 9}" y2="{bottom}" stroke="{ORANGE}"/>')
+        parts.append(f'<line x1="{x}" x2="{x}" y1="{bottom}" y2="{bottom + 6}" stroke="{ORANGE}"/>')
         parts.append(lost.dot(kill["epoch"], kill["repeated"], ORANGE))
         if kill["loading"] is not None:
-            parts.append(lost.dot(kill["epoch"], kill["imports"] + kill["loading"], BLUE))
+            parts.append(lost.dot(kill["epoch"], kill["imports"] + kill["loading"], GREEN))
     names = [
         (70, GREY, "training without a kill"),
         (90, BLUE, f"training with {len(kills)} kills"),
-        (110, ORANGE, "a kill"),
+        (110, ORANGE, "kills, by epoch"),
         (lost.top - 12, ORANGE, "training to repeat"),
-        (lost.top + 6, BLUE, "start of the next process until it trains"),
+        (lost.top + 6, GREEN, "start of a process until it trains"),
     ]
     for y, colour, name in names:
         parts.append(f'<rect x="460" y="{y - 9}" width="14" height="9" fill="{colour}"/>')
