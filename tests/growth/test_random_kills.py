@@ -33,7 +33,7 @@ class KilledError(BaseException):
 
 
 def train(run: Path, controller: str, incubation_epochs: int, dies_at: int = 0) -> dict[str, Any]:
-    """Train in a new process from the checkpoint in ``run``, and return the state at the end.
+    """Train in a new process, from the checkpoint in ``run`` if there is one; return the state at the end.
 
     Args:
         run: Run directory; if the process dies, the directory is as the process has left it.
@@ -58,6 +58,8 @@ def train(run: Path, controller: str, incubation_epochs: int, dies_at: int = 0) 
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     resumed = (run / CHECKPOINT).exists()
+    if not resumed:  # The last process died before its first checkpoint.
+        shutil.rmtree(run, ignore_errors=True)
     torch.manual_seed(99 if resumed else 2)
     before, files = state_of([net], optimizer, None), everything_in(run)
     try:
