@@ -23,14 +23,14 @@ def test_a_policy_is_evaluated_at_the_flop_budget_of_its_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = TrainingConfig(
-        task="tiny", budget="20M", context=True, envs=1, iterations=1, hidden_dim=8, evaluate_episodes=1
+        task="tiny", budget="4M", context=True, envs=1, iterations=1, hidden_dim=8, evaluate_episodes=1
     )  # type: ignore[arg-type]  # text, like on the command line
     train(config, tmp_path / "run")
     best = tmp_path / "run" / "best"
     recorded = read_training(best)
     assert recorded == trained_on(config)
     assert recorded is not None
-    assert recorded.budget == 20_000_000
+    assert recorded.budget == 4_000_000
     assert load_policy(best).shape.context
     eval_command([str(best), "--episodes", "2", "--processes", "1"])
     said = capsys.readouterr()
