@@ -3,7 +3,7 @@
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -200,33 +200,37 @@ class Trial:
     # --- checks ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return copies of all state that a public call must change completely or not at all, by name."""
-        names = {
-            id(p): f"{i} {name}" for i, net in enumerate(self.nets) for name, p in net.named_parameters()
-        }
-        state: dict[str, Any] = {
-            "random": torch.get_rng_state(),
-            "global": (torch.is_grad_enabled(), torch.backends.mha.get_fastpath_enabled()),
-            "groups": [
-                [names.get(id(p), "stranger") for p in group["params"]] + [group["lr"], "initial_lr" in group]
-                for group in self.optimizer.param_groups
-            ],
-        }
-        for parameter, moments in self.optimizer.state.items():
-            state |= {f"{names.get(id(parameter), 'stranger')} {k}": v.clone() for k, v in moments.items()}
-        for number, net in enumerate(self.nets):
-            state |= {f"{number} {name}": value.clone() for name, value in net.state_dict().items()}
-            for path, module in net.named_modules():
-                hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-                kinds = [type(getattr(hook, "__self__", hook)).__name__ for hook in hooks]
-                state[f"module {number} {path}"] = (type(module).__name__, module.training, kinds)
-        if self.growth is not None:
-            network = self.growth.network
-            state["growth"] = repr((self.growth.state_dict(), self.growth._finished))
-            state["seeds"] = [slot.graft is not None for slot in network.slots]
-            state["active"] = [slot.graft and slot.graft.participation for slot in network.slots]
-            state["known"] = {i: graft is network.slots[i].graft for i, graft in network._known.items()}
-        return state
+        return state_of(self.nets, self.optimizer, self.growth)
+
+
+def state_of(
+    nets: Sequence[nn.Module], optimizer: torch.optim.Optimizer, growth: Growth | None
+) -> dict[str, Any]:
+    """Return copies of all state that a public call must change completely or not at all, by name."""
+    names = {id(p): f"{i} {name}" for i, net in enumerate(nets) for name, p in net.named_parameters()}
+    state: dict[str, Any] = {
+        "random": torch.get_rng_state(),
+        "global": (torch.is_grad_enabled(), torch.backends.mha.get_fastpath_enabled()),
+        "groups": [
+            [names.get(id(p), "stranger") for p in group["params"]] + [group["lr"], "initial_lr" in group]
+            for group in optimizer.param_groups
+        ],
+    }
+    for parameter, moments in optimizer.state.items():
+        state |= {f"{names.get(id(parameter), 'stranger')} {k}": v.clone() for k, v in moments.items()}
+    for number, net in enumerate(nets):
+        state |= {f"{number} {name}": value.clone() for name, value in net.state_dict().items()}
+        for path, module in net.named_modules():
+            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+            kinds = [type(getattr(hook, "__self__", hook)).__name__ for hook in hooks]
+            state[f"module {number} {path}"] = (type(module).__name__, module.training, kinds)
+    if growth is not None:
+        network = growth.network
+        state["growth"] = repr((growth.state_dict(), growth._finished))
+        state["seeds"] = [slot.graft is not None for slot in network.slots]
+        state["active"] = [slot.graft and slot.graft.participation for slot in network.slots]
+        state["known"] = {i: graft is network.slots[i].graft for i, graft in network._known.items()}
+    return state
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:

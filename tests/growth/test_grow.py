@@ -1,5 +1,7 @@
 """``esper.grow``: returned network, resuming, budgets, refusals, learning rates and the compute ledger."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -199,3 +201,13 @@ def test_compute_ledger_of_grow_has_flops_by_purpose_and_seconds_by_phase():
     assert grown.epochs[-1].flops == ledger.charged == ledger.total - flops["validation"]
     assert set(ledger.seconds) == {"train", "measure"}
     assert all(seconds > 0 for seconds in ledger.seconds.values())
+
+
+def test_networks_grow_in_several_threads_at_once():
+    def one(_: int) -> int:
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        grown = grow(net, epochs=2, controller="mlp@0:1", show=lambda _: None)
+        return sum(p.numel() for p in grown.net.parameters())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(one, range(8))) == [618] * 8

@@ -8,6 +8,7 @@ from torch import nn
 
 import esper
 from esper.growth import Grown, Growth
+from esper.kasmina.compute import forward_flops
 from esper.leyline import Stage
 from esper.leyline.errors import EsperError
 from tests.growth.models import mlp
@@ -124,3 +125,20 @@ def test_growth_refuses_a_negative_or_fractional_number_of_incubation_epochs(epo
     net = network()
     with pytest.raises(EsperError, match=f"^incubation_epochs is {epochs}; it must be"):
         Growth(net, torch.optim.SGD(net.parameters()), sample=X, incubation_epochs=epochs)
+
+
+def test_flops_include_the_seed_as_soon_as_its_incubation_has_ended() -> None:
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    growth = Growth(
+        net, optimizer, sample=X, slots="2", controller=None, higher_is_better=False, incubation_epochs=2
+    )
+    without = growth.flops
+    growth.germinate("2", "mlp_small")
+    flops = []
+    for _ in range(3):
+        train_epoch(net, optimizer, growth)
+        growth.end_epoch(lambda: losses(net))
+        flops.append(growth.flops)
+    assert flops == [without, forward_flops(net, X), forward_flops(net, X)]
+    assert forward_flops(net, X) > without

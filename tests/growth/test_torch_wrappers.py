@@ -262,11 +262,10 @@ def test_user_training_resumed_between_plantings_has_bit_equal_weights_and_the_s
 
 
 def test_weights_of_two_distributed_processes_stay_bit_equal_while_the_network_grows(tmp_path: Path) -> None:
-    port = str(29_000 + os.getpid() % 1000)
-    program = [sys.executable, "tests/growth/two_processes.py", port, str(tmp_path)]
+    program = [sys.executable, "tests/growth/two_processes.py", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / rank).read_text() for rank in "01")
@@ -322,7 +321,7 @@ def test_network_with_a_frozen_backbone_and_a_seed_compiles_to_one_graph() -> No
 def test_network_is_recompiled_by_inductor_after_a_seed_was_planted() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     compiled = torch.compile(net)
-    compiled(X).sum().backward()
+    compiled(X)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     growth = Growth(compiled, optimizer, sample=X, slots="0", controller=None)
     growth.germinate("0", "lora")

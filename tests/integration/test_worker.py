@@ -136,7 +136,7 @@ def test_worker_ends_with_a_one_sentence_error_if_the_other_rank_never_arrives(
     said = start()
     assert said.startswith(APART)
     assert "1/2 clients joined" in said
-    assert time.monotonic() - began < 60, "the limit is a second"
+    assert time.monotonic() - began < 200, "the limit is one second; the default is 300"
     assert not (tmp_path / "run").exists()
 
 

@@ -151,6 +151,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
         >>> grown = esper.grow(net, train, validation, loss=F.cross_entropy, epochs=30)
     """
     check_length(epochs, budget)
+    directory = _directory(out, resume=resume)
     check_loader(train_loader, "train_loader")
     check_loader(val_loader, "val_loader")
     device = next(unwrapped(net).parameters()).device
@@ -158,7 +159,6 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
     optimizer = AdamW(net.parameters(), lr=RATE, fused=True) if optimizer is None else optimizer
     check_optimizer(optimizer)
     inputs = inputs_of(batch) if sample is None else sample
-    directory = _directory(out, resume=resume)
     is_default = isinstance(controller, str) and controller in {"auto", "race"}
     start: Transaction | None
     start = Transaction(

@@ -286,7 +286,7 @@ class ManualGrowth:
         self.recorder.moves(made, None)
         if made:
             self._copies.sync()
-        if any(move.target in (Stage.GERMINATED, Stage.PRUNED) for move in made):
+        if any(move.target in (Stage.GERMINATED, Stage.BLENDING, Stage.PRUNED) for move in made):
             self.flops = forward_flops(self.net, self.sample)
         return self._narrator.moves(made)
 

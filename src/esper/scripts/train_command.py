@@ -12,7 +12,6 @@ from pydantic import Field
 
 from esper.leyline import InterruptedRunError, printable
 from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
-from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.config import TrainingConfig
 
@@ -68,6 +67,8 @@ def train_command(
 
 def interrupted(directory: Path) -> InterruptedRunError:
     """Return the error after Ctrl-C, which names what can be resumed."""
+    from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
+
     if not (directory / CONFIG_FILE).exists():
         return InterruptedRunError("interrupted before anything was saved; run the same command again")
     start = "from the beginning, as there is no checkpoint yet,"
