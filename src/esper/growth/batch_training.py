@@ -275,11 +275,14 @@ def check_length(epochs: Any, budget: Any) -> None:
         raise EsperError(f"{name} is {length!r}; it must be a number above 0")
 
 
-def check_settings(higher_is_better: Any, **limits: Any) -> None:
-    """Check that ``higher_is_better`` is a bool, and that each of ``limits``, such as ``max_seeds``, is None
-    or a non-negative integer."""
-    if not isinstance(higher_is_better, bool):
-        raise EsperError(f"higher_is_better is {higher_is_better!r}; pass True, or False for a loss")
+def check_settings(mode: Any, **limits: Any) -> None:
+    """Check that ``mode`` is the direction of a metric, and that each of ``limits``, such as ``max_seeds``,
+    is None or a non-negative integer."""
+    if mode not in ("min", "max"):
+        found = "missing" if mode is None else repr(mode)
+        raise EsperError(
+            f"mode is {found}; pass 'min' if the metric is a loss, 'max' if larger values are better"
+        )
     for name, limit in limits.items():
         if limit is not None and not (isinstance(limit, Integral) and int(limit) >= 0):
             raise EsperError(f"{name} is {limit!r}; it must be a whole number, 0 or more")

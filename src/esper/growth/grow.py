@@ -174,7 +174,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             sample=inputs,
             slots=slots,
             controller="race" if is_default else controller,
-            higher_is_better=False,
+            mode="min",
             epochs=epochs,
             calibrate=_Inputs(train_loader, device) if sample is None else None,
             max_params=max_params,

@@ -2,7 +2,7 @@
 
 ::
 
-    growth = esper.Growth(net, optimizer, sample=batch)
+    growth = esper.Growth(net, optimizer, sample=batch, mode="min")
     for epoch in range(30):
         train_as_always(net, optimizer)
         for event in growth.end_epoch(evaluate):
@@ -62,10 +62,10 @@ class Growth(ManualGrowth):
         optimizer: Optimiser of the network, or a list of optimisers; without one, call ``bind`` later.
         sample: Input that the network is called with: a tensor, a tuple of arguments, or a dict of
             keyword arguments.
+        mode: Direction of the metric: ``"min"`` for a loss, ``"max"`` if larger values are better.
         slots: Names or globs of the submodules after which seeds may be planted, or ``"auto"``.
         controller: ``"auto"``, the name of a controller, a plan such as ``"conv_light@layer2:4"``, the folder
             of a trained policy, an object with ``reset`` and ``decide``, or None to decide by hand.
-        higher_is_better: Whether a larger metric is better; False for a loss.
         epochs: Length of the training in epochs, if known.
         calibrate: Training batches from which BatchNorm statistics are recomputed while a seed is switched
             off.
@@ -85,7 +85,7 @@ class Growth(ManualGrowth):
         EsperError: An argument is not valid.
 
     Example:
-        >>> growth = esper.Growth(net, optimizer, sample=x[:2], higher_is_better=False)
+        >>> growth = esper.Growth(net, optimizer, sample=x[:2], mode="min")
     """
 
     def __init__(  # noqa: PLR0913  all arguments but two are keyword-only
@@ -94,9 +94,9 @@ class Growth(ManualGrowth):
         optimizer: Any = None,
         *,
         sample: Any,
+        mode: str | None = None,
         slots: str | Sequence[str] = "auto",
         controller: Any = "auto",
-        higher_is_better: bool = True,
         epochs: int | None = None,
         calibrate: Iterable[Any] | None = None,
         max_seeds: int = 0,
@@ -107,7 +107,7 @@ class Growth(ManualGrowth):
         incubation_epochs: int = 0,
     ) -> None:
         limits = {"epochs": epochs, "max_seeds": max_seeds, "max_params": max_params}
-        check_settings(higher_is_better, **limits, incubation_epochs=incubation_epochs)
+        check_settings(mode, **limits, incubation_epochs=incubation_epochs)
         check_calibration(calibrate)
         rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs)
         before = Transaction([unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))])
@@ -117,7 +117,7 @@ class Growth(ManualGrowth):
             self.controller = controller_from(wanted, self._space, epochs)
             """Controller of the seeds; None if seeds are planted and pruned by hand."""
             self._log = None if self.controller is None else ControllerLog(self.controller)
-            self._higher_is_better, self._shapley = higher_is_better, shapley
+            self._mode, self._shapley = mode, shapley
             self._epochs, self._calibrate = epochs, calibrate
             self._last = (OP_WAIT, True)
             self._governor = Governor()
@@ -257,7 +257,7 @@ class Growth(ManualGrowth):
 
     def _scorer(self) -> MetricScorer:
         return MetricScorer(
-            self.network, self._evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
+            self.network, self._evaluate, higher_is_better=self._mode == "max", calibrate=self._calibrate
         )
 
     def _measure(self, scorer: MetricScorer, *, every_seed: bool) -> list[GrowthEvent]:
