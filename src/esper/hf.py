@@ -17,7 +17,7 @@ from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
-from esper.growth.batch_training import check_settings
+from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 

@@ -17,7 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from esper.growth.batch_training import check_settings
+from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 

@@ -4,23 +4,26 @@ writes rows; after some epochs a race runs before the decision."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from esper.growth.batch_training import EpochTrainer, Loss, generators_of, loss_of, on_device, size_of
+from esper.growth.batch_training import Metric, generators_of, loss_of, metric_of, on_device, size_of
+from esper.growth.epoch_trainer import EpochTrainer
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
 from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
+from esper.kasmina.optimizer_groups import begin_schedule, rates_of, restore_rates
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
@@ -46,6 +49,8 @@ class Epoch:
     params: int
     flops: float
     """FLOPs of training steps, races and counterfactuals since the start of the training."""
+    metric: float | None = None
+    """Mean of the user's metric over the validation batches; None if there is no metric."""
 
 
 class GrowRun:
@@ -55,19 +60,14 @@ class GrowRun:
     def __init__(
         self,
         growth: Growth,
-        optimizer: Optimizer,
-        loss: Loss,
-        loaders: tuple[Iterable[Any], Iterable[Any]],
-        planned: int | None,
-        budget: float | None,
+        trainer: EpochTrainer,
+        val_loader: Iterable[Any],
+        metric: Metric | None,
         sampled: int,
     ) -> None:
-        self._growth, self._optimizer, self._loss = growth, optimizer, loss
-        self._loaders = self._train_loader, self._val_loader = loaders
-        self._sampled = sampled
-        self._trainer = EpochTrainer(
-            growth.net, optimizer, loss, self._train_loader, growth.ledger, planned, budget
-        )
+        self._growth, self._trainer, self._metric, self._sampled = growth, trainer, metric, sampled
+        self._optimizer, self._loss = trainer.optimizer, trainer.loss
+        self._loaders = self._train_loader, self._val_loader = trainer.loader, val_loader
         self._host_flops = growth.flops / sampled
         self._directory: GrowDirectory | None = None
         self._evaluations = 0
@@ -83,24 +83,28 @@ class GrowRun:
         """Train to the end and yield the lines to print after each epoch."""
         growth = self._growth
         if not self.epochs:
-            self.epochs.append(Epoch(math.nan, fmean(self._evaluate()), self._params(), 0.0))
+            metric = None if self._metric is None else fmean(self._evaluate())
+            self.epochs.append(Epoch(math.nan, fmean(self._losses()), self._params(), 0.0, metric))
             self._save()
         while self._trainer.progress < 1.0:
             with self._rows_of_epoch():
                 train_loss = self._train_epoch()
                 params = self._params()
                 events = self._measure(is_last=self._trainer.progress >= 1.0)
-                self._record(train_loss)
+                val_loss, metric = self._val_loss_and_metric()
+                self._record(train_loss, val_loss)
                 race = self._run_race() if self._race_is_due() else None
                 decided = growth.decide(race)
                 if race is not None:
                     events.append(self._raced_event(race, decided))
                 events += decided
-                val_loss = growth.facts.val_loss
-                self.epochs.append(Epoch(train_loss, val_loss, self._params(), growth.ledger.charged))
-                self._trainer.end_epoch()
+                self.epochs.append(Epoch(train_loss, val_loss, self._params(), growth.ledger.charged, metric))
+                self._trainer.end_epoch(val_loss if metric is None else metric)
                 self.events += events
+            if self._trainer.line is not None:
+                self._trainer.line.clear()
             line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {val_loss:.4g}"
+            line += "" if metric is None else f", metric {metric:.4g}"
             yield "\n".join([f"{line}, {params:,} parameters", *map(str, events)])
             self._save()
 
@@ -131,17 +135,36 @@ class GrowRun:
             growth.ledger.charge(counterfactual=forward * samples)
         return events
 
-    @torch.no_grad()
+    def _val_loss_and_metric(self) -> tuple[float, float | None]:
+        """Return the validation loss and the metric of the network that was measured last."""
+        facts, growth = self._growth.facts, self._growth
+        if self._metric is None:
+            return facts.val_loss, None
+        losses = self._losses()
+        growth.ledger.charge(validation=growth.flops / self._sampled * self._val_samples)
+        return fmean(losses), facts.val_score if growth.mode == "max" else facts.val_loss
+
     def _evaluate(self) -> list[float]:
+        """Return the metric, or the loss if there is no metric, of every validation batch."""
+        self._evaluations += 1
+        if self._metric is None:
+            return self._losses()
+        metric = self._metric
+        return self._validated(lambda net, batch: metric_of(net, batch, metric))
+
+    def _losses(self) -> list[float]:
+        return self._validated(lambda net, batch: float(loss_of(net, batch, self._loss)))
+
+    @torch.no_grad()
+    def _validated(self, value_of: Callable[[nn.Module, Any], float]) -> list[float]:
+        """Return the result of ``value_of`` for every validation batch."""
         net = self._growth.net.eval()
         device = next(net.parameters()).device
         batches = [on_device(batch, device) for batch in self._val_loader]
         self._val_samples = sum(map(size_of, batches))
-        losses = [float(loss_of(net, batch, self._loss)) for batch in batches]
-        if not losses:
+        if not batches:
             raise DataError("val_loader is empty; at least one batch is needed")
-        self._evaluations += 1
-        return losses
+        return [value_of(net, batch) for batch in batches]
 
     # --- race -----------------------------------------------------------------------------------------
 
@@ -175,6 +198,7 @@ class GrowRun:
         names = network.action_space.blueprint_names
         with (
             ledger.timed("race"),
+            _present_rates(self._optimizer),
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
         ):
             race.find_candidates([growth.network.sites[i] for i in self._free_slots()], RACED_BLUEPRINTS)
@@ -227,13 +251,15 @@ class GrowRun:
     def _rows_of_epoch(self) -> Any:
         return nullcontext() if self._directory is None else self._directory.rows_of(len(self.epochs))
 
-    def _record(self, train_loss: float) -> None:
+    def _record(self, train_loss: float, val_loss: float) -> None:
         """Emit the telemetry rows of the epoch; scores are null, because a user's loss has no scale from 0 to
-        100."""
-        growth = self._growth
+        100. Configurations that were measured by a metric have no loss, and no row."""
+        growth, measured = self._growth, self._growth.measured
+        if self._metric is not None:
+            measured = replace(measured, slots=())
         growth.recorder.epoch(
-            replace(growth.facts, train_loss=train_loss, val_score=math.nan),
-            replace(growth.measured, scores=np.full_like(growth.measured.scores, math.nan)),
+            replace(growth.facts, train_loss=train_loss, val_loss=val_loss, val_score=math.nan),
+            replace(measured, scores=np.full_like(measured.scores, math.nan)),
             {name: growth.ledger.seconds.get(name, 0.0) for name in ("train", "measure")},
             twin_score=None,
             learning_rate=float(self._optimizer.param_groups[0]["lr"]),
@@ -308,6 +334,17 @@ class GrowRun:
 
     def _generators(self) -> list[torch.Generator]:
         return [*generators_of(self._train_loader), *generators_of(self._val_loader)]
+
+
+@contextmanager
+def _present_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Let a race inside the context start from the present learning rates of the optimiser."""
+    rates = rates_of(optimizer)
+    begin_schedule(optimizer)
+    try:
+        yield
+    finally:
+        restore_rates(optimizer, rates)
 
 
 NOTHING_FITS: Final = "nothing was raced: every seed has too many parameters, or costs too much compute"

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.growth.batch_training import check_calibration, check_settings
+from esper.growth.argument_checks import check_calibration, check_settings
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.manual_growth import ManualGrowth, all_or_nothing
 from esper.growth.torch_wrappers import unwrapped
@@ -117,7 +117,7 @@ class Growth(ManualGrowth):
             self.controller = controller_from(wanted, self._space, epochs)
             """Controller of the seeds; None if seeds are planted and pruned by hand."""
             self._log = None if self.controller is None else ControllerLog(self.controller)
-            self._mode, self._shapley = mode, shapley
+            self.mode, self._shapley = mode, shapley
             self._epochs, self._calibrate = epochs, calibrate
             self._last = (OP_WAIT, True)
             self._governor = Governor()
@@ -257,7 +257,7 @@ class Growth(ManualGrowth):
 
     def _scorer(self) -> MetricScorer:
         return MetricScorer(
-            self.network, self._evaluate, higher_is_better=self._mode == "max", calibrate=self._calibrate
+            self.network, self._evaluate, higher_is_better=self.mode == "max", calibrate=self._calibrate
         )
 
     def _measure(self, scorer: MetricScorer, *, every_seed: bool) -> list[GrowthEvent]:
