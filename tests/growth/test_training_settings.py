@@ -284,7 +284,7 @@ def test_amp_trains_under_autocast_and_validates_in_the_precision_of_the_network
 
 def test_metric_measures_network_and_seeds_in_its_own_direction_and_the_loss_stays_known() -> None:
     net, lines = network(), []
-    known = {"metric": accuracy, "mode": "max", "controller": PLAN, "show": lines.append}
+    known = {"metric": accuracy, "mode": "max", "controller": f"keep:{PLAN}", "show": lines.append}
     grown = grow(net, SGD(net.parameters(), lr=0.5), **known)
 
     # Both validation batches have 50 samples, so means over batches are means over samples.

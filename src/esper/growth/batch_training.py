@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+from esper.kasmina.contributions import feed
+from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms, fresh_statistics
 from esper.leyline.errors import DataError
 
 Loss = Callable[[Any, Any], Tensor]
@@ -135,6 +137,18 @@ def _mapped(tree: Any, change: Callable[[Tensor], Any]) -> Any:
 def inputs_of(batch: Any) -> Any:
     """Return the arguments that the network is called with for a batch."""
     return tuple(batch[:-1]) if isinstance(batch, tuple | list) and len(batch) > 1 else batch
+
+
+def recalibrate(net: nn.Module, batches: Iterable[Any]) -> None:
+    """Replace the BatchNorm statistics of ``net``, if it has any, by those of the first training batches."""
+    if not batch_norms(net):
+        return
+    with fresh_statistics(net):
+        seen = 0
+        for batch in batches:
+            seen += feed(net, batch)
+            if seen >= CALIBRATION_SAMPLES:
+                break
 
 
 def loss_of(net: nn.Module, batch: Any, loss: Loss) -> Tensor:

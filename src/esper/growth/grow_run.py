@@ -124,12 +124,15 @@ class GrowRun:
     # --- measure --------------------------------------------------------------------------------------
 
     def _measure(self, *, is_last: bool) -> list[GrowthEvent]:
-        """Measure network and seeds; the ledger does not count the counterfactuals of the last epoch."""
+        """Measure network and seeds, and at the end remove seeds that a plan would not keep; the ledger does
+        not count the counterfactuals of the last epoch."""
         growth, self._evaluations = self._growth, 0
         forward = growth.flops / self._sampled
         events = growth.measure_epoch(self._evaluate, every_seed=is_last, broken=self._broken)
         growth.ledger.charge(validation=forward * self._val_samples)
-        if not is_last:
+        if is_last:
+            events += growth.end_trials(self._evaluate)
+        else:
             calibrating = CALIBRATION_SAMPLES if batch_norms(growth.net) else 0
             samples = (self._evaluations - 1) * (self._val_samples + calibrating)
             growth.ledger.charge(counterfactual=forward * samples)
@@ -137,12 +140,12 @@ class GrowRun:
 
     def _val_loss_and_metric(self) -> tuple[float, float | None]:
         """Return the validation loss and the metric of the network that was measured last."""
-        facts, growth = self._growth.facts, self._growth
+        growth = self._growth
         if self._metric is None:
-            return facts.val_loss, None
+            return growth.measured.loss, None
         losses = self._losses()
         growth.ledger.charge(validation=growth.flops / self._sampled * self._val_samples)
-        return fmean(losses), facts.val_score if growth.mode == "max" else facts.val_loss
+        return fmean(losses), growth.measured.score if growth.mode == "max" else growth.measured.loss
 
     def _evaluate(self) -> list[float]:
         """Return the metric, or the loss if there is no metric, of every validation batch."""

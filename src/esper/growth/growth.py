@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from esper.growth.argument_checks import check_calibration, check_settings
+from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.manual_growth import ManualGrowth, all_or_nothing
 from esper.growth.torch_wrappers import unwrapped
@@ -41,6 +42,7 @@ from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.tamiyo.controller_log import ControllerLog
 from esper.tamiyo.controller_registry import controller_from
+from esper.tamiyo.controllers import PeriodicController
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
@@ -235,6 +237,31 @@ class Growth(ManualGrowth):
             sentence = f"{self._log.name} wanted {wish}: {reason}"
             return [GrowthEvent(self.epoch, "refused", sentence, self.slots[slot])]
         return self._done(outcome.moves)
+
+    @all_or_nothing
+    def end_trials(self, evaluate: Evaluate) -> list[GrowthEvent]:
+        """Remove the seeds on trial that a plan would not make permanent; ``finish`` would keep them.
+
+        The seed with the smallest contribution is removed first, and the others are measured again.
+
+        Args:
+            evaluate: Function that returns the metric of ``net``, as in ``end_epoch``.
+
+        Returns:
+            Events of removed and measured seeds; none without a plan.
+        """
+        self._evaluate, table = evaluate, self.network.table
+        events: list[GrowthEvent] = []
+        while isinstance(self.controller, PeriodicController):
+            unworthy = self.controller.unworthy(table)[0]
+            if not unworthy.any():
+                break
+            worst = np.where(unworthy, np.nan_to_num(table.contribution[0]), math.inf).argmin()
+            events.append(self.prune(self.slots[int(worst)]))
+            if self._calibrate is not None:
+                recalibrate(self.net, self._calibrate)
+            events += self._measured(self._scorer(), table.in_forward[0] & table.live[0], None, False)
+        return events
 
     @all_or_nothing
     def measure(self, evaluate: Evaluate, *, shapley: bool = False) -> list[GrowthEvent]:
