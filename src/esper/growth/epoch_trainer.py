@@ -73,10 +73,9 @@ class EpochTrainer:
         return (self.done + min(within, 1.0)) / self.epochs
 
     @property
-    def expected_steps(self) -> int:
-        """Number of optimiser steps in an epoch; 0 before the first epoch if the loader has no length."""
-        batches = len(self.loader) if isinstance(self.loader, Sized) else 0
-        return self.steps_of_epoch or math.ceil(batches / self.accumulate)
+    def batches_per_epoch(self) -> int:
+        """Number of minibatches in an epoch; 0 if the loader has no length."""
+        return len(self.loader) if isinstance(self.loader, Sized) else 0
 
     def train(
         self, sample_flops: float, incubating: int, incubate: Callable[[Callable[[], Tensor]], None]
@@ -106,7 +105,7 @@ class EpochTrainer:
             self.ledger.incubation += 2 * forward * incubating
             self._set_rates()
             if self.line is not None:
-                expected = self.expected_steps
+                expected = self.steps_of_epoch or math.ceil(self.batches_per_epoch / self.accumulate)
                 steps = f"{self.steps} of {expected}" if expected else f"{self.steps}"
                 text = f"epoch {self.done + 1}, step {steps}, loss {losses[-1]:.4g}"
                 self.line.update(self._progress(expected), text)

@@ -253,7 +253,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             amp=amp,
             line=line,
         )
-        run = GrowRun(growth, trainer, val_loader, metric, size_of(inputs))
+        run = GrowRun(growth, trainer, val_loader, metric, size_of(batch), size_of(inputs))
         run.races = is_default if races is None else races
         with nullcontext() if directory is None else directory:
             if directory is not None:

@@ -20,6 +20,7 @@ from esper.growth.epoch_trainer import EpochTrainer
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
+from esper.growth.race_forecast import candidate_sizes, least_race_flops
 from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
@@ -63,9 +64,11 @@ class GrowRun:
         trainer: EpochTrainer,
         val_loader: Iterable[Any],
         metric: Metric | None,
+        batch_size: int,
         sampled: int,
     ) -> None:
-        self._growth, self._trainer, self._metric, self._sampled = growth, trainer, metric, sampled
+        self._growth, self._trainer, self._metric = growth, trainer, metric
+        self._batch_size, self._sampled = batch_size, sampled
         self._optimizer, self._loss = trainer.optimizer, trainer.loss
         self._loaders = self._train_loader, self._val_loader = trainer.loader, val_loader
         self._host_flops = growth.flops / sampled
@@ -85,7 +88,13 @@ class GrowRun:
         if not self.epochs:
             metric = None if self._metric is None else fmean(self._evaluate())
             self.epochs.append(Epoch(math.nan, fmean(self._losses()), self._params(), 0.0, metric))
+            reason = self._why_no_race() if self.races else None
+            if reason is not None:
+                self._raced = len(MOMENTS)
+                self.events.append(GrowthEvent(0, "raced", reason))
             self._save()
+            if reason is not None:
+                yield reason
         while self._trainer.progress < 1.0:
             with self._rows_of_epoch():
                 train_loss = self._train_epoch()
@@ -171,6 +180,33 @@ class GrowRun:
 
     # --- race -----------------------------------------------------------------------------------------
 
+    def _why_no_race(self) -> str | None:
+        """Return a sentence if no candidate fits, or if the training has too little compute for the shortest
+        first heat of a race; None if a race can be run, or if the length of the training is unknown."""
+        trainer, host = self._trainer, self._host_flops
+        sites = [self._growth.network.sites[slot] for slot in self._free_slots()]
+        seeds = [flops for parameters, flops in candidate_sizes(sites) if self._fits(parameters, flops)]
+        if not seeds:
+            return NOTHING_FITS
+        per_batch = 3 * host * self._batch_size
+        epochs = trainer.batches_per_epoch * (trainer.epochs or 0)
+        batches = round(epochs if trainer.budget is None else trainer.budget / per_batch)
+        limit = RACE_SHARE * batches * per_batch
+        needed = least_race_flops(seeds, host, self._batch_size, self._val_samples, limit)
+        if limit >= needed or not batches:
+            return None
+        least = math.ceil(needed / RACE_SHARE / per_batch)
+        return (
+            f"no race is run: the training has {batches:,} minibatches, and a race needs at least {least:,};"
+            " train for longer, or diagnose the network and plan what to plant"
+        )
+
+    def _fits(self, parameters: int, flops: float) -> bool:
+        """Return whether a seed of this size may enter a race."""
+        network = self._growth.network
+        room = math.inf if network.max_params is None else network.max_params - network.grown_params()
+        return parameters <= room and flops <= MOST_COST * self._host_flops
+
     def _race_is_due(self) -> bool:
         """Return whether a race follows this epoch: the training has reached the next fraction in
         ``MOMENTS``, no seed is live, a slot is free, and compute for races is left.
@@ -197,7 +233,6 @@ class GrowRun:
         """Run a race in the free slots; the network then continues from the weights of the race's control."""
         growth, ledger = self._growth, self._growth.ledger
         limit, network = Limit(flops=self._race_limit()), growth.network
-        room = math.inf if network.max_params is None else network.max_params - network.grown_params()
         names = network.action_space.blueprint_names
         with (
             ledger.timed("race"),
@@ -205,8 +240,8 @@ class GrowRun:
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
         ):
             race.find_candidates([growth.network.sites[i] for i in self._free_slots()], RACED_BLUEPRINTS)
-            most, found = MOST_COST * race.host_flops, []
-            race.candidates = [c for c in race.candidates if c.parameters <= room and c.flops <= most]
+            race.candidates = [c for c in race.candidates if self._fits(c.parameters, c.flops)]
+            found: list[RaceCandidate] = []
             fits = bool(race.candidates)
             if fits and race.run():
                 adopt(race.controls[0], growth.net, self._optimizer)
