@@ -281,6 +281,10 @@ def test_text_of_a_diagnosis_starts_with_the_verdict_and_has_dashes_for_unknown_
     assert lines[7].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
 
 
+def test_repr_of_a_diagnosis_is_one_short_line_without_the_rows() -> None:
+    assert repr(shown()) == "Diagnosis(Net: grow, lora at here; 2 candidates)"
+
+
 def test_html_of_a_diagnosis_has_a_row_per_candidate_and_escapes_slot_names() -> None:
     page = shown()._repr_html_()
     assert "&lt;there&gt;" in page

@@ -79,11 +79,15 @@ def test_growth_computes_shapley_values_only_if_requested() -> None:
     assert [report.shapley_value for report in growth.reports()] == pytest.approx(values)
 
 
-def test_report_has_one_line_per_slot_with_the_values_of_its_seed() -> None:
+def test_summary_has_parameters_and_seconds_and_one_line_per_slot_with_the_values_of_its_seed() -> None:
     net, growth = trained(shapley=True)
     growth.end_epoch(evaluation(net))
     growth.prune("0")
-    heading, first, second = growth.report().splitlines()
+    top, heading, first, second = growth.summary().splitlines()
+    # The network has 5 · 8 + 8 · 8 + 8 · 3 weights and 8 + 8 + 3 biases, the lora seed 2 · 8 · 8 weights.
+    size = "Sequential with 275 parameters, 128 of them in seeds"
+    assert top == f"epoch 1: {size}; measure {growth.ledger.seconds['measure']:.3g} s"
+    assert repr(growth) == f"Growth({size}, 2 slots, epoch 1)"
     assert heading.split("  ")[:2] == ["slot", "stage"]
     assert first.split() == ["0", "EMBARGOED", *["–"] * 6]
     seed = growth.reports()[1]
