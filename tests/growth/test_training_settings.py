@@ -25,6 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth import Grown
+from esper.growth.grow_run import present_rates
+from esper.growth.race_runners import PEAK, Runner
 from esper.leyline.errors import EsperError
 from tests.integration.training import forked
 
@@ -252,7 +254,19 @@ def test_resume_with_another_scheduler_or_clipping_is_refused(tmp_path: Path) ->
         scheduled("plateau", out=tmp_path / "run", resume=True)
 
 
-def test_race_trains_at_the_present_rate_of_the_scheduler_and_leaves_its_rates_unchanged() -> None:
+def test_race_reads_the_present_rate_of_the_scheduler_as_its_highest_rate() -> None:
+    net = network()
+    optimizer = SGD(net.parameters(), lr=0.5)
+    OneCycleLR(optimizer, 1.0, total_steps=10)
+    group = optimizer.param_groups[0]
+    group["lr"], before = 0.7, dict(group)
+    with present_rates(optimizer):
+        assert Runner.continued(net, optimizer).optimisers[0].param_groups[0][PEAK] == 0.7
+    assert group["initial_lr"] == before["initial_lr"] == 0.04
+    assert group["lr"] == 0.7
+
+
+def test_race_leaves_the_rates_of_the_scheduler_unchanged() -> None:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(8, 24), nn.Linear(24, 24), nn.Linear(24, 2))
     x = torch.randn(2048, 8, generator=torch.Generator().manual_seed(0))

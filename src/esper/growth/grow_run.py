@@ -236,7 +236,7 @@ class GrowRun:
         names = network.action_space.blueprint_names
         with (
             ledger.timed("race"),
-            _present_rates(self._optimizer),
+            present_rates(self._optimizer),
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
         ):
             race.find_candidates([growth.network.sites[i] for i in self._free_slots()], RACED_BLUEPRINTS)
@@ -375,7 +375,7 @@ class GrowRun:
 
 
 @contextmanager
-def _present_rates(optimizer: Optimizer) -> Iterator[None]:
+def present_rates(optimizer: Optimizer) -> Iterator[None]:
     """Let a race inside the context start from the present learning rates of the optimiser."""
     rates = rates_of(optimizer)
     begin_schedule(optimizer)
