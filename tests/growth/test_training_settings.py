@@ -372,6 +372,10 @@ OTHER = SGD(network().parameters(), lr=0.1)
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
+        (
+            {"scheduler": {"scheduler": ReduceLROnPlateau(OTHER), "interval": "step"}},
+            "^ReduceLROnPlateau reads the metric of an epoch; pass it with the interval 'epoch'$",
+        ),
         ({"clip": -1}, "^clip is -1; it must be a number above 0, the largest norm of the gradient$"),
         ({"clip": float("nan")}, "^clip is nan; it must be a number above 0"),
         ({"clip": "1"}, "^clip is '1'; it must be a number above 0"),

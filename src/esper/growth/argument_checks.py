@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esper.leyline.errors import EsperError
 
@@ -123,6 +123,8 @@ def schedule_of(scheduler: Any, optimizer: Optimizer | None) -> tuple[LRSchedule
         raise EsperError(
             f"scheduler is {found}; pass one of torch.optim.lr_scheduler, made from the optimizer of grow"
         )
+    if isinstance(scheduler, ReduceLROnPlateau) and interval == "step":
+        raise EsperError("ReduceLROnPlateau reads the metric of an epoch; pass it with the interval 'epoch'")
     if scheduler.optimizer is not optimizer:
         raise EsperError(
             f"scheduler is a {type(scheduler).__name__} of another optimiser; make it from the one that is"

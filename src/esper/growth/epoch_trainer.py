@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -91,7 +91,6 @@ class EpochTrainer:
         self.net.train()
         losses: list[float] = []
         self.steps = 0
-        self._keep_scheduled_rates()
         for batches in _groups(self.loader, self.accumulate):
             found = self._step(batches, incubate if incubating else None)
             losses += found
@@ -152,11 +151,8 @@ class EpochTrainer:
 
     def _share(self, batch: Any, weight: float) -> Tensor:
         """Return the loss of a minibatch, multiplied by ``weight``."""
-        with self._autocast():
+        with nullcontext() if self.amp is None else torch.autocast(self._device.type, self.amp):
             return loss_of(self.net, batch, self.loss) * weight
-
-    def _autocast(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.amp is None else torch.autocast(self._device.type, self.amp)
 
     def end_epoch(self, metric: float) -> None:
         """Count one more finished epoch, and step a scheduler of epochs; ``metric`` is read by
@@ -167,12 +163,6 @@ class EpochTrainer:
             self.scheduler.step(metric)
         elif self.scheduler is not None and not self.steps_scheduler:
             self.scheduler.step()
-
-    def _keep_scheduled_rates(self) -> None:
-        """Set the present rates of the scheduler; a rollback has restored those of an earlier epoch."""
-        if self.scheduler is not None:
-            for group, rate in zip(self.optimizer.param_groups, self.scheduler.get_last_lr(), strict=True):
-                group["lr"] = rate
 
     def _set_rates(self) -> None:
         if self.scheduler is not None or self.progress < 1.0 - DECAY_SHARE:
