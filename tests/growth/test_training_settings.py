@@ -376,6 +376,10 @@ OTHER = SGD(network().parameters(), lr=0.1)
             {"scheduler": {"scheduler": ReduceLROnPlateau(OTHER), "interval": "step"}},
             "^ReduceLROnPlateau reads the metric of an epoch; pass it with the interval 'epoch'$",
         ),
+        (
+            {"scheduler": OneCycleLR(OTHER, 0.1, total_steps=9)},
+            r"^OneCycleLR usually counts optimiser steps; pass {'scheduler': OneCycleLR\(…\), 'interval': ",
+        ),
         ({"clip": -1}, "^clip is -1; it must be a number above 0, the largest norm of the gradient$"),
         ({"clip": float("nan")}, "^clip is nan; it must be a number above 0"),
         ({"clip": "1"}, "^clip is '1'; it must be a number above 0"),

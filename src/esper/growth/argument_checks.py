@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from esper.leyline.errors import EsperError
 
@@ -108,8 +108,8 @@ def device_named(device: Any) -> torch.device:
 def schedule_of(scheduler: Any, optimizer: Optimizer | None) -> tuple[LRScheduler | None, bool]:
     """Return the scheduler in the argument ``scheduler`` of ``grow``, and whether it is stepped after every
     optimiser step and not after every epoch."""
-    interval = "epoch"
-    if isinstance(scheduler, dict):
+    interval, is_explicit = "epoch", isinstance(scheduler, dict)
+    if is_explicit:
         if set(scheduler) != {"scheduler", "interval"} or scheduler["interval"] not in ("step", "epoch"):
             raise EsperError(
                 f"scheduler is {scheduler!r}; as a dict it must be {{'scheduler': …, 'interval': 'step'}},"
@@ -122,6 +122,12 @@ def schedule_of(scheduler: Any, optimizer: Optimizer | None) -> tuple[LRSchedule
         found = scheduler.__name__ if isinstance(scheduler, type) else type(scheduler).__name__
         raise EsperError(
             f"scheduler is {found}; pass one of torch.optim.lr_scheduler, made from the optimizer of grow"
+        )
+    if isinstance(scheduler, CyclicLR | OneCycleLR) and not is_explicit:
+        name = type(scheduler).__name__
+        raise EsperError(
+            f"{name} usually counts optimiser steps; pass {{'scheduler': {name}(…), 'interval': 'step'}}, or"
+            " the interval 'epoch' if it counts epochs"
         )
     if isinstance(scheduler, ReduceLROnPlateau) and interval == "step":
         raise EsperError("ReduceLROnPlateau reads the metric of an epoch; pass it with the interval 'epoch'")
