@@ -202,7 +202,7 @@ class Trial:
     # --- checks ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return everything that must not change half-way, by name."""
+        """Return copies of all state that a public call must change completely or not at all, by name."""
         names = {
             id(p): f"{i} {name}" for i, net in enumerate(self.nets) for name, p in net.named_parameters()
         }
@@ -232,7 +232,7 @@ class Trial:
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Return the names under which two states differ."""
+    """Return the names of the entries in which two states differ."""
 
     def is_equal(a: Any, b: Any) -> bool:
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -243,7 +243,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def faults_of_plain(trial: Trial) -> list[str]:
-    """Return what a finished or abandoned ``esper.grow`` has left behind in networks and optimiser."""
+    """Return the traces that an ended or failed ``esper.grow`` wrongly left in networks and optimiser."""
     held = [id(p) for group in trial.optimizer.param_groups for p in group["params"]]
     modules = [(path, module) for net in trial.nets for path, module in net.named_modules()]
     hooks = [hook for _, module in modules for hook in module._forward_hooks.values()]

@@ -302,7 +302,7 @@ def test_end_epoch_warns_of_a_seed_whose_weights_did_not_change_in_the_epoch() -
     net, _, growth = started()
     other = torch.optim.SGD(net.parameters(), lr=0.1)
     growth.germinate("2", "mlp")
-    # This optimiser does not hold the parameters of the seed; the optimiser passed to ``Growth`` does.
+    # The optimiser ``other`` does not hold the parameters of the seed, unlike that passed to ``Growth``.
     train(net, other)
     with pytest.warns(
         GrowthWarning, match="epoch 1: mlp in 2 did not change: no gradient or no optimiser step"

@@ -20,7 +20,7 @@ from tests.growth.models import mlp
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 GOOD_EPOCHS = 6
-"""Number of epochs before the divergence. Every third epoch gets a snapshot; the last is that of epoch 6."""
+"""Number of epochs before the divergence; snapshots are taken after the third and the sixth epoch."""
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,8 @@ def look_on(run_dir: Path) -> int:
         assert count == different
         assert count == 0 or (least, most) == (0, count - 1)
         assert count >= seen
-        last = run.rows(DecisionRow, "epoch >= ? AND epoch < ?", [count - 10, count])  # the writer may have continued
+        # The writer may have written more rows since the query above.
+        last = run.rows(DecisionRow, "epoch >= ? AND epoch < ?", [count - 10, count])
         assert [row.epoch for row in last] == list(range(max(count - 10, 0), count))
         seen, looks = count, looks + 1
     return looks

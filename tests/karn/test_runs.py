@@ -2,9 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.questions.overview import run_status
 from esper.karn.run import open_run
-from esper.karn.runs import ListedRun, as_json, find_runs, listed
+from esper.karn.runs import ListedRun, as_json, find_runs, listed, run_status
 from esper.leyline.errors import EsperError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run

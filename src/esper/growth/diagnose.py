@@ -122,7 +122,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any) -> nn.Modu
             )
         growth.germinate(growth.slots[0], blueprint)
         growth.finish(merge=False)
-    except BaseException:  # An interrupt by Ctrl-C also removes the slots.
+    except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the slots, too.
         before.undo()
         raise
     return net

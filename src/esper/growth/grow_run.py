@@ -257,7 +257,7 @@ class GrowRun:
                     if each.beyond is not None
                 ]
             elif fits:
-                self._raced = len(MOMENTS)  # No race runs later, since it would get no more compute.
+                self._raced = len(MOMENTS)  # A later race would get no more compute.
             ledger.charge(race=limit.spent)
             self._race_note = TOO_SHORT if fits else NOTHING_FITS
             return RaceResult(tuple(found), race.probe.mean(race.base))

@@ -132,7 +132,7 @@ class Growth(ManualGrowth):
             )
             self.recovery = Recovery(trained, self._governor) if rollback else None
             """Rollback with the snapshot of the last good epoch; None if ``rollback`` is off."""
-        except BaseException:  # An interrupt by Ctrl-C also removes the slots.
+        except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the slots, too.
             before.undo()
             raise
 

@@ -35,7 +35,7 @@ from esper.leyline.rules import LifecycleRules
 from esper.leyline.stages import Stage
 
 NO_CHANGE: Final = Transaction()
-"""Value of ``_change`` between calls of methods."""
+"""Transaction that records nothing: the value of ``_change`` while no public method runs."""
 G = TypeVar("G", bound="ManualGrowth")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def all_or_nothing(method: Callable[Concatenate[G, P], T]) -> Callable[Concatena
 
     @wraps(method)
     def undone_on_error(growth: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if growth._change is not NO_CHANGE:  # The calling method is undone as a whole.
+        if growth._change is not NO_CHANGE:  # The transaction of the calling method includes this call.
             return method(growth, *args, **kwargs)
         with growth._transaction() as change:
             growth._change = change
@@ -259,7 +259,7 @@ class ManualGrowth:
             found = statistics_of(
                 tensor_norms([p.grad for p in self.network.seed_parameters(slot) if p.grad is not None])
             )
-            self.network.table.record_gradients(0, slot, ratio=math.nan, **found._asdict())
+            self.network.table.record_gradients(0, slot, found, ratio=math.nan)
 
     def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
         """Record stage moves, count the FLOPs of the changed network, and return the events of the moves."""

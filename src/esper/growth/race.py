@@ -305,7 +305,7 @@ class Race:
     def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
         """Return the number of training steps of the control per training step of a candidate.
 
-        In the first heat of a race the control makes one step per candidate step. In later heats the control
+        In the first heat of a race the control makes as many steps as a candidate. In later heats the control
         makes more steps, so that over the whole race it uses as much compute as the most expensive candidate.
         """
         made = max(self._runner_of(each).steps for each in running)

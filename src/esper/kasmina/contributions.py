@@ -105,7 +105,10 @@ class Contributions:
 
 
 def measure(slots: Sequence[int], score: Scorer, **settings: Any) -> Contributions:
-    """Return the result of ``measuring``, which has the same arguments, without deferring the read."""
+    """Return the contributions of seeds; ``measuring`` explains the arguments.
+
+    The scores are read from the device before the return; ``measuring`` leaves the read to its caller.
+    """
     return run_alone(measuring(slots, score, **settings))
 
 

@@ -33,8 +33,8 @@ _MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
 class Transaction(AbstractContextManager["Transaction"]):
     """State of networks, optimisers and other objects before a change, which is restored if the change fails.
 
-    Restored are children, hooks, training modes and buffers of networks, parameter groups and states of
-    optimisers, attributes of other objects with the slot tables in them, and torch's random state and
+    The state consists of children, hooks, training modes and buffers of networks, parameter groups and states
+    of optimisers, attributes of other objects with the slot tables in them, and torch's random state and
     gradient mode. Weights are restored only if ``keep`` was called before they changed.
 
     Args:

@@ -21,7 +21,7 @@ from esper.files.atomic_write import (
 )
 from esper.files.row_files import check_outside_runs
 from esper.files.writer_lock import WriterLock
-from esper.leyline.errors import UNREADABLE, EsperError, notify
+from esper.leyline import UNREADABLE, EsperError, notify
 from esper.run.provenance import changed_settings
 from esper.study.one_run import RunResult, StudyRun
 from esper.study.study_config import StudyConfig
