@@ -86,7 +86,7 @@ class Trial:
         average = AveragedModel(self.net)
         self.nets.append(average)
         known = {"sample": X[:2], "slots": ["0", "2"], "controller": None, "follow": [average]} | known
-        self.growth = Growth(self.net, self.optimizer, higher_is_better=False, **known)
+        self.growth = Growth(self.net, self.optimizer, mode="min", **known)
         for slot, blueprint in seeds:
             self.growth.germinate(slot, blueprint)
         self.train()
@@ -99,7 +99,9 @@ class Trial:
         self.nets.append(average)
 
         def call() -> None:
-            self.growth = Growth(self.net, self.optimizer, sample=X[:2], follow=[average], rollback=True)
+            self.growth = Growth(
+                self.net, self.optimizer, sample=X[:2], follow=[average], rollback=True, mode="max"
+            )
 
         return call
 
@@ -167,7 +169,7 @@ class Trial:
 
     def _load(self) -> Callable[[], Any]:
         path = self.folder / "net.pt"
-        growth = Growth(network(), sample=X[:2], slots=["0", "2"], controller=None)
+        growth = Growth(network(), sample=X[:2], slots=["0", "2"], controller=None, mode="max")
         growth.germinate("2", "mlp")
         growth.save(path)
         return lambda: esper.load(path, base=self.net)

@@ -45,7 +45,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def growing(net: nn.Module, optimizer: Any = None, sample: Any = TOKENS, **settings: Any) -> Growth:
-    return Growth(net, optimizer, sample=sample, controller=None, **settings)
+    return Growth(net, optimizer, sample=sample, controller=None, mode="max", **settings)
 
 
 def evaluate(net: nn.Module) -> Callable[[], list[float]]:

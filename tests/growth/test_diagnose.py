@@ -252,10 +252,7 @@ def changing(batches: int) -> Iterator[Any]:
         ({"blueprints": ["stack"]}, "none of the blueprints fits a place .*; name others"),
         ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "holds no parameter of the network"),
         ({"steps": 0}, "^steps is 0 and minutes inf; both must be positive"),
-        (
-            {"blueprints": None},
-            r"^every candidate is larger than the network of 154 .*\['lora', ",
-        ),
+        ({"blueprints": None}, r"^every candidate is larger than the network of 154 .*\['lora', "),
         ({"optimizer": torch.optim.SGD}, "^optimizer is the class SGD; pass one torch.optim.Optimizer"),
         ({"blueprints": "mpl"}, "unknown blueprint for features hosts 'mpl'; did you mean mlp"),
     ],
@@ -290,6 +287,10 @@ def test_text_of_a_diagnosis_starts_with_the_verdict_and_has_dashes_for_unknown_
     assert "-0.301 ± 0.012" in lines[7]
     assert lines[7].split()[-6:] == ["1,000", "10", "FLOP", "0.301", "0", "100"]
     assert lines[8].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
+
+
+def test_repr_of_a_diagnosis_is_one_short_line_without_the_rows() -> None:
+    assert repr(shown()) == "Diagnosis(Net: grow, lora at here; 2 candidates)"
 
 
 def test_html_of_a_diagnosis_has_a_row_per_candidate_and_escapes_slot_names() -> None:

@@ -160,6 +160,11 @@ def test_summary_of_grow_reports_seed_parameters_that_were_merged_into_weights()
     assert "58 → 186, 58 since linear seeds became part of weights" in summary
 
 
+def test_repr_of_the_result_is_one_short_line_without_weights():
+    grown = grow(network(), epochs=1, controller=None, show=lambda _: None)
+    assert repr(grown) == f"Grown(Sequential, 58 parameters, validation loss {grown.epochs[-1].val_loss:.4g})"
+
+
 def test_load_refuses_a_file_that_esper_did_not_save(tmp_path):
     torch.save(network(), tmp_path / "net.pt")
     with pytest.raises(EsperError, match="is no network that esper saved"):

@@ -53,7 +53,7 @@ class Training:
             self.optimizer,
             sample=X[:2],
             slots=SLOTS,
-            higher_is_better=False,
+            mode="min",
             follow=[self.average],
             **setting._asdict(),
         )

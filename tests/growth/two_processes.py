@@ -31,7 +31,9 @@ def work(rank: int, folder: str) -> None:
     net = mlp()
     ddp = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05)
-    growth = esper.Growth(ddp, optimizer, sample=torch.randn(4, 5), slots=["1", "2"], controller="mlp@1:1")
+    growth = esper.Growth(
+        ddp, optimizer, sample=torch.randn(4, 5), slots=["1", "2"], controller="mlp@1:1", mode="max"
+    )
     said = []
     for step in range(20):
         loss = ddp(torch.randn(4, 5)).square().mean()

@@ -145,7 +145,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
     """
     before = Transaction([unwrapped(net)])
     try:
-        growth = Growth(net, sample=sample, slots=place, controller=None)
+        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None)
         if len(growth.slots) != 1:
             names = ", ".join(growth.slots)
             raise HostError(

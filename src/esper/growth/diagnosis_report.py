@@ -137,6 +137,10 @@ class Diagnosis:
     probe: Probe | None = field(default=None, repr=False)
     base: Tensor | None = field(default=None, repr=False)
 
+    def __repr__(self) -> str:
+        best = "" if self.place is None else f", {self.blueprint} at {self.place}"
+        return f"Diagnosis({self.network}: {self.verdict}{best}; {len(self.rows)} candidates)"
+
     @property
     def fit(self) -> str:
         """Text that states whether the network overfits or underfits."""

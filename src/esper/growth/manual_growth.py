@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
-from esper.growth.batch_training import check_alpha
+from esper.growth.argument_checks import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.karn.slot_reports import slot_report_table
@@ -385,12 +385,23 @@ class ManualGrowth:
         """Number of epochs that have ended."""
         return self._narrator.epoch
 
-    def report(self) -> str:
-        """Return a text table of all slots: stage, blueprint, age, parameters, alpha, contribution."""
-        return slot_report_table(self.reports())
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._size()}, {len(self.slots)} slots, epoch {self.epoch})"
+
+    def _size(self) -> str:
+        total = sum(p.numel() for p in self.net.parameters())
+        own = self.network.grown_params()
+        return f"{type(self.net).__name__} with {total:,} parameters, {own:,} of them in seeds"
+
+    def summary(self) -> str:
+        """Return a text with parameters and seconds, and a table of all slots: stage, blueprint, age,
+        parameters, alpha, contribution with its error, Shapley value."""
+        seconds = [f"{purpose} {spent:.3g} s" for purpose, spent in self.ledger.seconds.items()]
+        first = "; ".join([f"epoch {self.epoch}: {self._size()}", *seconds])
+        return f"{first}\n{slot_report_table(self.reports())}"
 
     def reports(self) -> list[SeedStateReport]:
-        """Return a report of every slot as an object; ``report`` returns a text table of the same values."""
+        """Return a report of every slot as an object; ``summary`` returns a text table of the same values."""
         return report_slots(self.network.table, 0, self._space)
 
     def _index(self, slot: str) -> int:
