@@ -13,8 +13,8 @@ from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FamilyName, RewardLog
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams
-from esper.tamiyo.policy.observer import Observation
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tamiyo.policy.features import Observation
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import run_without_growth
 from tests.simic.oracles.trial import uniform_actions

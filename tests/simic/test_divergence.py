@@ -20,7 +20,7 @@ from esper.simic.training.policy_env import GrowthEnv, PolicyStep
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy.observer import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.vector import SerialVector

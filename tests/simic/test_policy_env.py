@@ -11,7 +11,7 @@ from esper.simic.rewards.families import FamilyName
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
 from esper.tolaria.devices import Compute, Device
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import TwinOf, run_without_growth
 from tests.simic.oracles.trial import new_policy

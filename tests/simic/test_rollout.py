@@ -14,7 +14,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.training.policy_env import GrowthEnv, PolicyStep
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy.observer import Observation
+from esper.tamiyo.policy.features import Observation
 from tests.simic.oracles.lifecycle_envs import Lifecycle
 from tests.simic.oracles.toy_envs import Distractors, Memory, Rent, ToyOracle
 from tests.simic.oracles.trial import new_policy, random_return

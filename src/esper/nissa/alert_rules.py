@@ -11,10 +11,9 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, get_type_hints
 
-from esper.leyline import OP_WAIT, EpisodeRow, ResourceRow, Row, RunRow, SeedRow, Stage, UpdateRow
+from esper.leyline import OP_WAIT, EpisodeRow, ResourceRow, Row, RunRow, SeedRow, Severity, Stage, UpdateRow
 from esper.leyline import thresholds as limits
 from esper.leyline.rank_correlation import Rewarded, reward_correlation
-from esper.leyline.rows import Severity
 from esper.nissa.readings import RUN, Reading, RowHistory, above, below
 
 RESULT_TERMS: Final = frozenset({"lead", "score", "loss", "log_loss", "contribution", "rent", "rollback"})

@@ -18,7 +18,7 @@ from esper.leyline import EpochFacts, GradientStatistics, SlotConfig, SlotTable,
 from esper.leyline.factored_actions import BLUEPRINT_NAMES, BlueprintAction, Head, LifecycleOp, canonicalise
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
-from esper.tamiyo.policy.observer import Observation, Observer
+from esper.tamiyo.policy.features import Observation, Observer
 from tests.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 
 NOISE = 2.0

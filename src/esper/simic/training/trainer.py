@@ -31,7 +31,7 @@ from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.features import get_feature_size
 from esper.tolaria.devices import Device
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks.spec import TaskSpec
 
