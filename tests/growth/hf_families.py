@@ -21,6 +21,8 @@ class Family(NamedTuple):
     """Path of the container with the blocks."""
     is_residual: bool = True
     """Whether a block returns its input if its output projections are zero."""
+    count: str = "num_hidden_layers"
+    """Attribute of the configuration that counts the blocks."""
     inputs: Callable[[], dict[str, Tensor]] | None = None
     """Function that returns inputs with labels; token numbers unless given."""
 
@@ -75,7 +77,7 @@ BERT = {"vocab_size": VOCABULARY, "num_labels": 2} | {
     for name in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 }
 T5 = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": 8, "d_ff": 32, "num_heads": 2} | {
-    "num_layers": 3,
+    "num_layers": 4,
     "num_decoder_layers": 3,
     "pad_token_id": 0,
     "decoder_start_token_id": 0,
@@ -123,5 +125,6 @@ FAMILIES: dict[str, Family] = {
         "ViTForImageClassification", BERT | {"image_size": 8, "patch_size": 4}, "vit.layers", inputs=images
     ),
     "t5_encoder": Family("T5ForConditionalGeneration", T5, "encoder.block"),
-    "t5_decoder": Family("T5ForConditionalGeneration", T5, "decoder.block"),
+    # A cache of transformers 5.23 has one layer per block of the encoder, so the decoder may not be deeper.
+    "t5_decoder": Family("T5ForConditionalGeneration", T5, "decoder.block", count="num_decoder_layers"),
 }
