@@ -9,6 +9,7 @@ so that ``save_pretrained`` and ``from_pretrained`` of transformers handle the g
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
@@ -147,10 +148,13 @@ class BlockContainer:
 
 
 def _layer_numbers(blocks: nn.ModuleList | nn.Sequential) -> dict[str, int]:
-    """Return the layer numbers that modules of the first block store, by attribute."""
+    """Return the layer numbers of the first block by attribute, as they follow from all blocks: the first
+    block may lack a module that other blocks have.
+    """
     return {
-        name: value
-        for module in blocks[0].modules()
+        name: value - position
+        for position, block in enumerate(blocks)
+        for module in block.modules()
         for name, value in vars(module).items()
         if name in LAYER_NUMBERS and _is_count(value)
     }
@@ -195,7 +199,7 @@ def find_insertion(
         raise HostError(f"'{path}' is a single layer and not a block of layers")
     _check_unshared(net, path)
     argument = _argument_of(found, features(found.output))
-    wanted = tensors_in(dry_forward(net, sample)[1])
+    wanted = dry_forward(net, sample)[1]
     reason = ""
     for counts in _choices(net, container, len(blocks)):
         insertion = Insertion(container, argument, counts)
@@ -272,9 +276,9 @@ def _counts_in(net: nn.Module, path: str, blocks: int, *, is_in_config: bool) ->
     ]
 
 
-def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], sample: Any) -> None:
+def _try(net: nn.Module, path: str, insertion: Insertion, wanted: Any, sample: Any) -> None:
     """Insert a copy that passes its input on and run the network; raise HostError if the copy does not run
-    exactly once or an output differs. The network is unchanged afterwards.
+    exactly once or the output differs from ``wanted``. The network is unchanged afterwards.
     """
     block = net.get_submodule(path)
     container, twin = BlockContainer(net, insertion), copy.deepcopy(block)
@@ -285,17 +289,16 @@ def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], 
         raise HostError(
             f"the count of blocks in '{insertion.container}' cannot be changed: {error}"
         ) from None
-    handle = twin.register_forward_hook(_pass_on(insertion.features), with_kwargs=True)
+    handle = twin.register_forward_hook(_pass_on(insertion.features), prepend=True, with_kwargs=True)
     try:
-        calls, result = dry_forward(net, sample)
-        found = tensors_in(result)
+        calls, found = _run_with_copy(net, path, sample)
         times = sum(each.path == where for each in calls)
         if times != 1:
             raise HostError(
                 f"a copy of '{path}' in '{insertion.container}' runs {times} times in one forward pass: the"
                 " network selects its blocks by number, or counts them elsewhere"
             )
-        if len(found) != len(wanted) or not all(map(_equal, found, wanted)):
+        if not _are_equal(wanted, found):
             raise HostError(
                 f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
                 " depends on the number of blocks"
@@ -306,8 +309,33 @@ def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], 
         container.remove(twin)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+def _run_with_copy(net: nn.Module, path: str, sample: Any) -> tuple[list[Call], Any]:
+    try:
+        return dry_forward(net, sample)
+    except HostError as error:
+        raise HostError(
+            f"the forward pass fails with a copy of '{path}' behind it, so it needs a certain number or order"
+            f" of blocks: {error.__cause__}"
+        ) from None
+
+
+def _are_equal(wanted: Any, found: Any) -> bool:
+    """Return whether all tensors in two outputs of a network are bit-equal; where ``found`` has one entry
+    more in a tuple or list, such as the hidden states of all blocks, one of them may be left out.
+    """
+    if isinstance(wanted, Tensor):
+        return isinstance(found, Tensor) and torch.equal(wanted.nan_to_num(), found.nan_to_num())
+    if isinstance(wanted, Mapping):
+        same = isinstance(found, Mapping) and wanted.keys() == found.keys()
+        return same and all(_are_equal(value, found[key]) for key, value in wanted.items())
+    if isinstance(wanted, tuple | list) and isinstance(found, tuple | list):
+        choices = [found]
+        if len(found) == len(wanted) + 1:
+            choices = [[*found[:out], *found[out + 1 :]] for out in range(len(found))]
+        return any(len(wanted) == len(each) and all(map(_are_equal, wanted, each)) for each in choices)
+    if dataclasses.is_dataclass(wanted):
+        return _are_equal(vars(wanted), vars(found))
+    return True
 
 
 def _pass_on(features: Argument) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.dry_run import Call, dry_forward, tensors_in
+from esper.kasmina.dry_run import Call, dry_forward, tensors_in, tensors_read
 from esper.kasmina.edits import Insertion, find_insertion
 from esper.leyline.errors import HostError, UnknownNameError
 
@@ -338,7 +338,7 @@ def _is_block(module: nn.Module, found: Call) -> bool:
 
 def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
     """Return sites for ``slots="auto"``: after each of the outermost repeated blocks or, if there are none,
-    after each layer with weights. The output of the network is never a site."""
+    after each layer with weights. An output of the network that no module reads is never a site."""
     blocks = _blocks(net, by_path)
     graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
     grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
@@ -348,7 +348,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
         if not p.startswith(grown)  # Modules of seeds from an earlier growth are skipped.
         and any(True for _ in net.get_submodule(p).parameters(recurse=False))
     ]
-    ends = tensors_in(result)
+    ends = {id(tensor) for tensor in tensors_in(result)} - tensors_read(by_path.values())
     found: list[Site] = []
     for path in places:
         try:
@@ -356,7 +356,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
         except HostError:
             continue
         output = by_path[site.path][0].output
-        if not any(tensor is end for tensor in tensors_in(output) for end in ends):
+        if not any(id(tensor) in ends for tensor in tensors_in(output)):
             found.append(site)
     if not found:
         raise HostError(
