@@ -172,6 +172,12 @@ def numbers_layers(name: str) -> bool:
 # --- search for insertions ----------------------------------------------------------------------------------
 
 
+def is_element(net: nn.Module, path: str) -> bool:
+    """Return whether the submodule at ``path`` is an element of a ``ModuleList`` or ``Sequential``."""
+    container, _, name = path.rpartition(".")
+    return isinstance(net.get_submodule(container), nn.ModuleList | nn.Sequential) and name.isdecimal()
+
+
 def find_insertion(
     net: nn.Module, path: str, found: Call, features: Callable[[Any], Tensor], sample: Any
 ) -> Insertion:
@@ -191,10 +197,11 @@ def find_insertion(
     Raises:
         HostError: A copy cannot be inserted; the message states the reason.
     """
-    container, _, name = path.rpartition(".")
+    container = path.rpartition(".")[0]
     block, blocks = net.get_submodule(path), net.get_submodule(container)
-    if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not name.isdecimal():
+    if not is_element(net, path):
         raise HostError(f"'{path}' is not an element of a ModuleList or Sequential of the network")
+    assert isinstance(blocks, nn.ModuleList | nn.Sequential)
     if not any(True for _ in block.children()):
         raise HostError(f"'{path}' is a single layer and not a block of layers")
     _check_unshared(net, path)

@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.dry_run import Call, dry_forward, tensors_in, tensors_read
-from esper.kasmina.edits import Insertion, find_insertion
+from esper.kasmina.edits import Insertion, find_insertion, is_element
 from esper.leyline.errors import HostError, UnknownNameError
 
 MOST_AUTO_SITES: Final = 8
@@ -134,11 +134,15 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
 
 
 def _with_insertion(net: nn.Module, site: Site, found: Call, sample: Any) -> Site:
-    """Return the site with the insertion of a copied block behind it, or with the reason against one."""
+    """Return the site with the insertion of a copied block behind it, or with the reason against one.
+
+    Only a block that is an attribute of its own can be copied as a side module instead.
+    """
     try:
         insertion = find_insertion(net, site.path, found, site.output.features, sample)
     except HostError as error:
-        return replace(site, refusal=str(error))
+        block = None if is_element(net, site.path) else site.block
+        return replace(site, refusal=str(error), block=block)
     return replace(site, insertion=insertion, block=site.path)
 
 
