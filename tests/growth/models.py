@@ -351,3 +351,44 @@ CASES: dict[str, Case] = {
         lambda output: output["logits"],
     ),
 }
+
+
+# --- one more block ---------------------------------------------------------------------------------------
+
+WORDS, WIDTH = 11, 8
+
+
+class NamedBlock(nn.Module):
+    """Pre-norm transformer block that takes its position scale by name and returns a tuple."""
+
+    def __init__(self, layer_idx: int = 0) -> None:
+        super().__init__()
+        self.layer_idx = layer_idx
+        self.ln1, self.ln2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, h: Tensor, *, scale: Tensor) -> tuple[Tensor, int]:
+        query, key, value = (self.qkv(self.ln1(h)) * scale).chunk(3, -1)
+        h = h + self.out(F.scaled_dot_product_attention(query, key, value, is_causal=True))
+        return h + self.down(F.gelu(self.up(self.ln2(h)))), self.layer_idx
+
+
+class OneBlock(nn.Module):
+    """Causal language model with tied embeddings; its forward counts blocks by the attribute ``n_layer``."""
+
+    def __init__(self, blocks: int = 1) -> None:
+        super().__init__()
+        self.n_layer = blocks
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(NamedBlock(i) for i in range(blocks))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.full((1,), 0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embed(x)
+        for index in range(self.n_layer):
+            h, _ = self.blocks[index](h, scale=self.scale)
+        return self.head(self.norm(h))

@@ -23,7 +23,7 @@ from esper.growth.batch_training import (
     size_of,
     untouched_streams,
 )
-from esper.growth.diagnosis_report import Diagnosis, decide
+from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
 from esper.growth.race_runners import (
     Blueprints,
     Candidate,
@@ -313,7 +313,7 @@ class Race:
 
     def diagnosis(self) -> Diagnosis:
         """Return a diagnosis from the measurements of the race."""
-        rows = [each.row() for each in [*self.candidates, *self.out]]
+        rows = [_row_of(each) for each in [*self.candidates, *self.out]]
         rows.sort(key=lambda row: (-row.steps, math.inf if row.change is None else row.change.mean))
         val_loss = self.probe.mean(self.base)
         verdict, best, reason = decide(val_loss, rows, self.control)
@@ -333,6 +333,13 @@ class Race:
             probe=self.probe,
             base=self.base,
         )
+
+
+def _row_of(candidate: Candidate) -> CandidateRow:
+    """Return a candidate as a row of the diagnosis table."""
+    seed = (candidate.site.name, candidate.blueprint, candidate.parameters, candidate.flops)
+    steps = candidate.runner.steps if candidate.runner else 0
+    return CandidateRow(*seed, candidate.first_order, candidate.change, candidate.beyond, steps)
 
 
 @contextmanager

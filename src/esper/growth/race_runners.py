@@ -22,7 +22,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from esper.growth.batch_training import Loss, loss_of, parts_of, size_of
-from esper.growth.diagnosis_report import CandidateRow
 from esper.kasmina.birth import captured_call, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named
 from esper.kasmina.compute import call_flops, count_part, forward_flops
@@ -318,12 +317,6 @@ class Candidate:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.graft.parameters())
-
-    def row(self) -> CandidateRow:
-        """Return the candidate as a row of the diagnosis table."""
-        seed = (self.site.name, self.blueprint, self.parameters, self.flops)
-        steps = self.runner.steps if self.runner else 0
-        return CandidateRow(*seed, self.first_order, self.change, self.beyond, steps)
 
 
 def candidates_at(

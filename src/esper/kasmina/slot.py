@@ -315,18 +315,15 @@ def stop_checking(net: nn.Module) -> None:
 def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Raise HostError before a state dict with another number of blocks is loaded."""
     for path, slot in slots_of(net).items():
-        container = prefix + path.rpartition(".")[0]
-        names = (
-            name.removeprefix(f"{container}.") for name in state_dict if name.startswith(f"{container}.")
-        )
-        saved = {name.partition(".")[0] for name in names}
+        inside = f"{prefix}{path.rpartition('.')[0]}.".lstrip(".")
+        saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
         if slot.place.container is None or not saved:
             continue
         blocks = slot.place.container.blocks
-        filled = {name for name, block in blocks.named_children() if block.state_dict()}
-        if saved != filled:
+        own = {name for name, block in blocks.named_children() if block.state_dict()}
+        if saved != own:
             raise HostError(
-                f"the state has {len(saved)} blocks in '{container}', and this network has {len(filled)}; load"
+                f"the state has {len(saved)} blocks in '{inside[:-1]}', and this network has {len(own)}; load"
                 " the state of its Growth first, growth.load_state_dict(...), or finish the growth"
             )
 
