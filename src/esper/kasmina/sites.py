@@ -20,7 +20,8 @@ from torch import Tensor, fx, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.dry_run import Call, dry_forward, tensors_in, tensors_read
-from esper.kasmina.edits import Insertion, find_insertion, is_element
+from esper.kasmina.edits import Insertion
+from esper.kasmina.insertion_search import find_insertion, is_element
 from esper.leyline.errors import HostError, UnknownNameError
 
 MOST_AUTO_SITES: Final = 8
