@@ -13,12 +13,10 @@ from transformers import (
     GPT2LMHeadModel,
     PreTrainedConfig,
     PreTrainedModel,
-    SwinConfig,
-    SwinForImageClassification,
 )
 
 from esper import Growth
-from esper.leyline.errors import BlueprintError, HostError
+from esper.leyline.errors import BlueprintError
 from tests.growth.hf_families import EXPERTS, FAMILIES, FOUR, GPT, HEADS, LLAMA, Family
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -105,9 +103,16 @@ class FrozenSizes:
 
 
 class FrozenConfig(Stack):
+    """Network whose forward pass counts the blocks by a configuration that cannot be changed."""
+
     def __init__(self) -> None:
         super().__init__()
         self.config = FrozenSizes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(self.config.num_layers):
+            x = self.blocks[number](x)
+        return self.head(x)
 
 
 class TowerConfig(PreTrainedConfig):
@@ -135,9 +140,9 @@ class Tower(PreTrainedModel):
         """Keep the initial weights of torch."""
 
 
-def swin() -> nn.Module:
-    sizes = {"image_size": 8, "patch_size": 2, "embed_dim": 8, "num_heads": [2, 2], "window_size": 2}
-    return SwinForImageClassification(SwinConfig(depths=[3, 2], drop_path_rate=0.0, **sizes))
+def tower() -> nn.Module:
+    torch.manual_seed(0)
+    return Tower(TowerConfig())
 
 
 def tokens() -> dict[str, Tensor]:
@@ -176,14 +181,14 @@ REFUSED = {
     "another output shape": (
         Widening,
         "blocks.1",
-        "'blocks.1' returns features of another shape than it takes, (3, 6)",
+        "'blocks.1' returns features of another shape than it takes, \\(3, 6\\)",
     ),
     "frozen configuration": (
         FrozenConfig,
         "blocks.1",
         "the count of blocks in 'blocks' cannot be changed: cannot assign to field 'num_layers'",
     ),
-    "count under another name": (Tower, "blocks.1", BUILT.format("blocks.3.norm.weight")),
+    "count under another name": (tower, "blocks.1", BUILT.format("blocks.3.norm.weight")),
     "number of the block in the forward pass of gpt2": (
         gpt2_with_inverse_scales,
         "transformer.h.1",
@@ -209,17 +214,22 @@ def structure(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[Any]:
     ]
 
 
+def run(net: nn.Module, sample: Any) -> Tensor:
+    """Return the output, or the logits of a model of ``transformers``."""
+    return net(**sample).logits if isinstance(sample, dict) else net(sample)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_block_that_cannot_be_copied_is_refused_and_the_network_is_unchanged(name: str) -> None:
     build, slot, message = REFUSED[name]
     net = build().eval()
-    sample = tokens() if slot.endswith(("h.1", "layers.1")) else X
+    sample = X if hasattr(net, "blocks") else tokens()
     optimizer = torch.optim.AdamW(net.parameters())
-    before, config = net(**sample) if isinstance(sample, dict) else net(sample), structure(net, optimizer)[-1]
+    run(net, sample).sum().backward()
+    optimizer.step()
+    before, config = run(net, sample), structure(net, optimizer)[-1]
     values = [value.clone() for value in net.state_dict().values()]
-    growth = Growth(
-        net, optimizer, sample=sample, slots=[slot], higher_is_better=False, controller=None
-    )
+    growth = Growth(net, optimizer, sample=sample, slots=[slot], higher_is_better=False, controller=None)
     planted = structure(net, optimizer)
     with pytest.raises(BlueprintError, match=message) as error:
         growth.germinate(slot, "stack")
@@ -228,7 +238,43 @@ def test_block_that_cannot_be_copied_is_refused_and_the_network_is_unchanged(nam
     assert str(error.value).count(". ") == 0
     assert structure(net, optimizer) == planted
     assert planted[-1] == config
-    after = net(**sample) if isinstance(sample, dict) else net(sample)
-    wanted, found = (getattr(each, "logits", each) for each in (before, after))
-    assert torch.equal(found, wanted)
+    assert torch.equal(run(net, sample), before)
     assert all(map(torch.equal, net.state_dict().values(), values))
+    growth.finish()
+    assert list(net.state_dict()) == list(build().state_dict())
+
+
+class Sizes:
+    """Configuration in the style of minimal GPT implementations."""
+
+    def __init__(self) -> None:
+        self.n_layer, self.block_size, self.layer_sizes = 3, 3, [4, 4, 4]
+
+
+class Configured(Stack):
+    """Network of three blocks with a configuration that also has other sizes equal to three."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config, self.block_size = Sizes(), 3
+
+
+def test_configuration_of_a_users_network_counts_the_new_block() -> None:
+    net = Configured()
+    growth = Growth(net, None, sample=X, slots="auto", higher_is_better=False, controller=None)
+    growth.germinate("blocks.1", "stack")
+
+    assert vars(net.config) == {"n_layer": 4, "block_size": 3, "layer_sizes": [4, 4, 4, 4]}
+    assert net.block_size == 3
+    growth.prune("blocks.1")
+    assert vars(net.config) == vars(Sizes())
+
+
+def test_frozen_configuration_that_the_forward_pass_does_not_read_is_left_as_it_is() -> None:
+    net = Stack()
+    net.config = FrozenSizes()
+    growth = Growth(net, None, sample=X, slots="auto", higher_is_better=False, controller=None)
+    growth.germinate("blocks.1", "stack")
+
+    assert len(net.blocks) == 4
+    assert net.config.num_layers == 3

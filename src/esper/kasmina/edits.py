@@ -45,6 +45,8 @@ class Count(NamedTuple):
     """Path of the module that has the attribute, or whose ``config`` has it."""
     name: str
     is_in_config: bool
+    entry: int | None = None
+    """Index of the count in a list, such as ``depths``; None if the attribute is the count."""
 
     def owner(self, net: nn.Module) -> Any:
         """Return the object with the attribute: a module of ``net``, or the configuration of this module."""
@@ -84,7 +86,7 @@ class BlockContainer:
         assert isinstance(found, nn.ModuleList | nn.Sequential)
         self.blocks = found
         self.features = insertion.features
-        self._counts = [(count.owner(net), count.name) for count in insertion.counts]
+        self._counts = [(count.owner(net), count.name, count.entry) for count in insertion.counts]
         configs = [count.owner(net) for count in insertion.counts if count.is_in_config]
         self._configs = list({id(config): config for config in configs}.values())
 
@@ -95,42 +97,55 @@ class BlockContainer:
     def insert(self, before: nn.Module, block: nn.Module) -> None:
         """Insert ``block`` behind the block ``before`` and count it."""
         position, numbers = self.position(before) + 1, _layer_numbers(self.blocks)
-        per_layer = self._per_layer()
+        per_block, positions = self._lists()
         self._count(1)
-        for entries in per_layer:
+        for entries in per_block:
             entries.insert(position, entries[position - 1])
+        for entries in positions:
+            new = [position] if position - 1 in entries else []
+            entries[:] = sorted([each + (each >= position) for each in entries] + new)
         self.blocks.insert(position, block)
         self._renumber(numbers)
 
     def remove(self, block: nn.Module) -> None:
         """Remove ``block`` from the container and from all counts."""
         position, numbers = self.position(block), _layer_numbers(self.blocks)
-        for entries in self._per_layer():
+        per_block, positions = self._lists()
+        for entries in per_block:
             del entries[position]
+        for entries in positions:
+            entries[:] = [each - (each > position) for each in entries if each != position]
         self._count(-1)
         del self.blocks[position]
         self._renumber(numbers)
 
     def _count(self, change: int) -> None:
-        before = [(owner, name, getattr(owner, name)) for owner, name in self._counts]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self._counts]
         changed = 0
         try:
-            for owner, name, value in before:
-                setattr(owner, name, value + change)
+            for owner, name, entry in self._counts:
+                setattr(owner, name, _changed(getattr(owner, name), entry, change))
                 changed += 1
         except BaseException:  # The attribute of a frozen configuration cannot be set.
-            for owner, name, value in before[:changed]:
+            for owner, name, value in reversed(before[:changed]):
                 setattr(owner, name, value)
             raise
 
-    def _per_layer(self) -> list[list[Any]]:
-        """Return the lists of the configurations that have one entry per block."""
-        return [
+    def _lists(self) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Return the lists of the configurations that have one entry per block, and those that contain
+        positions of blocks in ascending order.
+        """
+        counts = {name for _, name, _ in self._counts}
+        lists = [
             value
             for config in self._configs
             for name, value in vars(config).items()
-            if isinstance(value, list) and len(value) == len(self.blocks) and numbers_layers(name)
+            if isinstance(value, list) and numbers_layers(name) and name not in counts
         ]
+        present = range(len(self.blocks))
+        positions = [each for each in lists if is_ascending(each, present)]
+        found = [each for each in lists if len(each) == len(present) and not is_ascending(each, present)]
+        return found, positions
 
     def _renumber(self, first: Mapping[str, int]) -> None:
         """Set the layer numbers in all blocks; ``first`` has the numbers of the first block."""
@@ -153,7 +168,20 @@ def _layer_numbers(blocks: nn.ModuleList | nn.Sequential) -> dict[str, int]:
     }
 
 
+def _changed(value: Any, entry: int | None, change: int) -> Any:
+    """Return a count after a change, or the list with the count."""
+    if entry is None:
+        return value + change
+    return type(value)(each + change * (index == entry) for index, each in enumerate(value))
+
+
+def is_ascending(values: Sequence[Any], allowed: range) -> bool:
+    """Return whether ``values`` are different numbers of a range in ascending order."""
+    return all(is_count(each) and each in allowed for each in values) and sorted(set(values)) == values
+
+
 def is_count(value: Any) -> bool:
+    """Return whether a value is an integer, other than True and False."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

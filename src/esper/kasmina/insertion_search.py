@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.dry_run import Call, dry_forward, tensors_in
+from esper.kasmina.dry_run import Call, dry_forward
 from esper.kasmina.edits import Argument, BlockContainer, Count, Insertion, is_count, numbers_layers
 from esper.leyline.errors import HostError
 
@@ -98,6 +98,8 @@ def _choices(net: nn.Module, container: str, blocks: int) -> Iterator[tuple[Coun
     near, top = with_config[0], with_config[-1]
     main = _main_count(net.get_submodule(near).config)
     in_near = _counts_in(net, near, blocks, is_in_config=True)
+    if _rebuildable(net, container) is None:
+        yield (*certain, *(count for count in in_near if count.entry is None))
     certain += [count for count in in_near if count.name == main]
     is_same = net.get_submodule(near).config is net.get_submodule(top).config
     others = [count for count in _counts_in(net, top, blocks, is_in_config=True) if count not in certain]
@@ -120,11 +122,21 @@ def _main_count(config: Any) -> str:
 
 def _counts_in(net: nn.Module, path: str, blocks: int, *, is_in_config: bool) -> list[Count]:
     owner = Count(path, "", is_in_config).owner(net)
-    return [
+    named = [(name, value) for name, value in vars(owner).items() if numbers_layers(name)]
+    found = [
         Count(path, name, is_in_config)
-        for name, value in vars(owner).items()
-        if is_count(value) and value == blocks and numbers_layers(name)
+        for name, value in named
+        if is_count(value) and value == blocks and "size" not in name
     ]
+    if is_in_config:
+        found += [
+            Count(path, name, is_in_config, entry)
+            for name, values in named
+            if isinstance(values, list | tuple) and all(map(is_count, values))
+            for entry, value in enumerate(values)
+            if value == blocks
+        ]
+    return found
 
 
 def _try(net: nn.Module, path: str, insertion: Insertion, wanted: Any, sample: Any) -> None:
@@ -203,9 +215,7 @@ def _check_rebuilt(net: nn.Module, container: str) -> None:
     """Raise HostError unless a network that is built from the present configuration has the parameters of
     ``net`` and the same blocks in ``container``; networks without ``from_pretrained`` are not checked.
     """
-    parts = container.split(".")
-    owners = (".".join(parts[:end]) for end in range(len(parts)))
-    path = next((p for p in owners if hasattr(type(net.get_submodule(p)), "from_pretrained")), None)
+    path = _rebuildable(net, container)
     if path is None:
         return
     owner = net.get_submodule(path)
@@ -220,6 +230,14 @@ def _check_rebuilt(net: nn.Module, container: str) -> None:
                 f"{type(owner).__name__} with one more block differs from the {type(owner).__name__} that its"
                 f" configuration describes, in '{name}'; from_pretrained could not read it"
             )
+
+
+def _rebuildable(net: nn.Module, container: str) -> str | None:
+    """Return the path of the outermost module around a container that can be built from its
+    configuration."""
+    parts = container.split(".")
+    owners = (".".join(parts[:end]) for end in range(len(parts)))
+    return next((p for p in owners if hasattr(type(net.get_submodule(p)), "from_pretrained")), None)
 
 
 def _described(net: nn.Module, container: str) -> list[tuple[str, Any]]:
