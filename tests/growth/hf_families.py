@@ -92,9 +92,7 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family("GemmaForCausalLM", LLAMA | HEADS, LAYERS),
     "gemma2": Family("Gemma2ForCausalLM", LLAMA | HEADS | FOUR | {"sliding_window": 4}, LAYERS),
     "gemma3": Family(
-        "Gemma3ForCausalLM",
-        LLAMA | HEADS | FOUR | {"sliding_window": 4, "sliding_window_pattern": 2},
-        LAYERS,
+        "Gemma3ForCausalLM", LLAMA | HEADS | FOUR | {"sliding_window": 4, "sliding_window_pattern": 2}, LAYERS
     ),
     "phi": Family("PhiForCausalLM", LLAMA, LAYERS),
     "phi3": Family("Phi3ForCausalLM", LLAMA, LAYERS),

@@ -8,12 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedConfig, PreTrainedModel
 
 from esper import Growth
 from esper.leyline.errors import BlueprintError

@@ -3,19 +3,19 @@ Esper."""
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AutoModel, LlamaConfig, PreTrainedModel
 
 from esper import Growth
 from esper.kasmina.edits import LAYER_NUMBERS
-from esper.leyline.errors import BlueprintError
-from tests.growth.hf_families import FAMILIES, Family
+from esper.leyline.errors import BlueprintError, GrowthWarning
+from tests.growth.hf_families import EXPERTS, FAMILIES, FOUR, HEADS, LAYERS, LLAMA, WIDTH, Family, images
 
 # Warnings raised by other packages are ignored; warnings of Esper fail a test.
 pytestmark = [
@@ -68,7 +68,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, sample: dict[str, Te
     net.eval()
 
 
-def growth_of(net: nn.Module, sample: Any, slots: list[str]) -> Growth:
+def growth_of(net: nn.Module, sample: Any, slots: str | list[str]) -> Growth:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
     return Growth(net, optimizer, sample=sample, slots=slots, higher_is_better=False, controller=None)
 
@@ -108,13 +108,11 @@ def grow(family: Family) -> Grown:
     train(net, optimizer, sample, STEPS)
     trained = logits(net, sample)
     growth.finish()
-    return Grown(
-        net, before, at_birth, refusal, off, on, new, moved, trained, blocks_before, config_before
-    )
+    return Grown(net, before, at_birth, refusal, off, on, new, moved, trained, blocks_before, config_before)
 
 
 @pytest.fixture(scope="module")
-def grown() -> Iterator[Callable[[str], Grown]]:
+def grown() -> Callable[[str], Grown]:
     """Function that grows a model of a family once in this module."""
     made: dict[str, Grown] = {}
 
@@ -123,7 +121,7 @@ def grown() -> Iterator[Callable[[str], Grown]]:
             made[name] = grow(FAMILIES[name])
         return made[name]
 
-    yield of
+    return of
 
 
 def layer_numbers(blocks: nn.Module) -> dict[str, list[int]]:
@@ -237,7 +235,227 @@ def test_finished_models_are_read_in_a_process_without_esper_with_bit_equal_logi
 def output_of(script: str, folder: Path) -> list[str]:
     """Return the lines that a script prints in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, str(folder)], capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", script, str(folder)],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+# --- several blocks, other inputs, and networks around a model ----------------------------------------------
+
+
+def saved_and_read(net: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    net.save_pretrained(folder)
+    return type(net).from_pretrained(folder).eval()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "smollm3", "bert"])
+def test_two_blocks_in_one_model_are_removed_and_planted_in_any_order(name, tmp_path):
+    family = FAMILIES[name]
+    net, sample = family.build(), family.sample()
+    slots = [f"{family.blocks}.{number}" for number in (0, 2)]
+    before = logits(net, sample)
+    config, growth = net.config.to_dict(), growth_of(net, sample, slots)
+    growth.germinate(slots[1], "stack", alpha=0.0)
+    growth.germinate(slots[0], "stack", alpha=0.0)
+    assert torch.equal(logits(net, sample), before)
+    growth.prune(slots[1])
+    assert torch.equal(logits(net, sample), before)
+    growth.prune(slots[0])
+    assert net.config.to_dict() == config
+    assert torch.equal(logits(net, sample), before)
+    growth.germinate(slots[0], "stack", zero=family.is_residual)
+    growth.germinate(slots[1], "stack", zero=family.is_residual)
+    assert torch.equal(logits(net, sample), before) is family.is_residual
+
+    [optimizer] = growth.network.groups.optimisers
+    train(net, optimizer, sample, 3)
+    trained = logits(net, sample)
+    growth.finish()
+    blocks = net.get_submodule(family.blocks)
+    assert len(blocks) == net.config.num_hidden_layers == config["num_hidden_layers"] + 2
+    assert [p for group in optimizer.param_groups for p in group["params"]] == list(net.parameters())
+    assert torch.equal(logits(saved_and_read(net, tmp_path), sample), trained)
+
+
+def test_block_of_the_encoder_and_block_of_the_decoder_grow_in_one_t5(tmp_path):
+    family = FAMILIES["t5_encoder"]
+    net, sample = family.build(), family.sample()
+    before, slots = logits(net, sample), ["encoder.block.2", "decoder.block.1"]
+    growth = growth_of(net, sample, slots)
+    for slot in slots:
+        growth.germinate(slot, "stack", zero=True)
+    assert torch.equal(logits(net, sample), before)
+    train(net, growth.network.groups.optimisers[0], sample, 3)
+    trained = logits(net, sample)
+    growth.finish()
+
+    assert (net.config.num_layers, net.config.num_decoder_layers) == (5, 4)
+    assert (net.encoder.config.num_layers, net.decoder.config.num_layers) == (5, 4)
+    assert torch.equal(logits(saved_and_read(net, tmp_path), sample), trained)
+    prompt = {"input_ids": sample["input_ids"], "max_new_tokens": 4, "do_sample": False}
+    assert net.generate(**prompt).tolist() == net.generate(**prompt, use_cache=False).tolist()
+
+
+def test_first_block_of_t5_is_refused_because_only_it_has_position_biases():
+    family = FAMILIES["t5_decoder"]
+    net = family.build()
+    growth, config = growth_of(net, family.sample(), ["decoder.block.0"]), net.config.to_dict()
+    with pytest.raises(BlueprintError, match=r"decoder\.block\.1\..*relative_attention_bias"):
+        growth.germinate("decoder.block.0", "stack")
+    assert len(net.decoder.block) == 3
+    assert net.config.to_dict() == config
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "vit"])
+@pytest.mark.parametrize("attentions", [False, True])
+def test_recorded_hidden_states_include_the_blended_output_of_the_new_block(name, attentions):
+    family = FAMILIES[name]
+    net, sample = family.build(), family.sample() | {"output_hidden_states": True}
+    if attentions:
+        net.set_attn_implementation("eager")
+        sample |= {"output_attentions": True}
+    before = net(**sample)
+    growth = growth_of(net, sample, [f"{family.blocks}.1"])
+    growth.germinate(growth.slots[0], "stack")
+    full = net(**sample).hidden_states
+    growth.set_alpha(growth.slots[0], 0.0)
+    off = net(**sample)
+
+    assert torch.equal(off.logits, before.logits)
+    assert not torch.equal(full[3], full[2])
+    assert torch.equal(off.hidden_states[3], off.hidden_states[2])
+    assert all(map(torch.equal, [*off.hidden_states[:3], *off.hidden_states[4:]], before.hidden_states))
+    if attentions:
+        assert len(off.attentions) == len(before.attentions) + 1
+    growth.set_alpha(growth.slots[0], 0.5)
+    half = net(**sample)
+    assert torch.equal(half.hidden_states[3], full[2] + 0.5 * (full[3] - full[2]))
+    with pytest.warns(GrowthWarning, match="leave out the seeds, and alphas of blocks below 1"):
+        growth.finish()
+    assert all(map(torch.equal, net(**sample).hidden_states, half.hidden_states))
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_auto_finds_all_blocks_of_a_model_that_returns_its_hidden_states(name):
+    family = FAMILIES[name]
+    sample = family.sample() | {"output_hidden_states": True}
+
+    found = growth_of(family.build(), sample, "auto").slots
+
+    assert found == growth_of(family.build(), family.sample(), "auto").slots
+    assert found == tuple(f"{family.blocks}.{number}" for number in range(3))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5_decoder"])
+@pytest.mark.parametrize("alpha", [1.0, 0.5])
+def test_gradients_with_gradient_checkpointing_equal_those_without(name, alpha):
+    family = FAMILIES[name]
+    net, sample = family.build(), family.sample()
+    growth = growth_of(net, sample, [f"{family.blocks}.1"])
+    growth.germinate(growth.slots[0], "stack", alpha=alpha)
+    found = []
+    for _ in range(2):
+        net.zero_grad()
+        net.train()
+        torch.manual_seed(0)
+        net(**sample).loss.backward()
+        found.append([None if p.grad is None else p.grad.clone() for p in net.parameters()])
+        net.gradient_checkpointing_enable({"use_reentrant": False})
+
+    assert net.is_gradient_checkpointing
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+
+
+def test_model_with_gradient_checkpointing_grows_trains_and_is_saved(tmp_path):
+    family = FAMILIES["llama"]
+    net, sample = family.build(), family.sample()
+    net.gradient_checkpointing_enable()
+    before, growth = logits(net, sample), growth_of(net, sample, [f"{family.blocks}.1"])
+    growth.germinate(growth.slots[0], "stack", zero=True)
+    assert torch.equal(logits(net, sample), before)
+    start = net.model.layers[2].self_attn.o_proj.weight.clone()
+    train(net, growth.network.groups.optimisers[0], sample, 3)
+    assert not torch.equal(net.model.layers[2].self_attn.o_proj.weight, start)
+    trained = logits(net, sample)
+    growth.finish()
+    assert torch.equal(logits(saved_and_read(net, tmp_path), sample), trained)
+
+
+class Scored(nn.Module):
+    """Network of a user around a model without head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = AutoModel.from_config(LlamaConfig(**LLAMA))
+        self.score = nn.Linear(WIDTH, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.score(self.backbone(tokens).last_hidden_state[:, -1])
+
+
+def test_model_inside_a_network_of_a_user_grows_and_is_saved_on_its_own(tmp_path):
+    net, x = Scored().eval(), FAMILIES["llama"].sample()["input_ids"]
+    before, growth = net(x), growth_of(net, x, "auto")
+    assert growth.slots == ("backbone.layers.0", "backbone.layers.1", "backbone.layers.2")
+    growth.germinate("backbone.layers.1", "stack", zero=True)
+    assert torch.equal(net(x), before)
+    [optimizer] = growth.network.groups.optimisers
+    for _ in range(3):
+        optimizer.zero_grad()
+        net(x).square().sum().backward()
+        optimizer.step()
+    trained = net(x)
+    growth.finish()
+
+    assert torch.equal(net(x), trained)
+    assert net.backbone.config.num_hidden_layers == 4
+    again = Scored().eval()
+    again.backbone = saved_and_read(net.backbone, tmp_path)
+    again.score = net.score
+    assert torch.equal(again(x), trained)
+
+
+LISTS = {
+    "positions of blocks without experts": (
+        Family("Qwen3MoeForCausalLM", LLAMA | HEADS | EXPERTS | FOUR | {"mlp_only_layers": [0, 3]}, LAYERS),
+        "mlp_only_layers",
+        [0, 4],
+    ),
+    "positions of blocks with experts": (
+        Family("Qwen3MoeForCausalLM", LLAMA | HEADS | EXPERTS | FOUR | {"mlp_only_layers": [1, 2]}, LAYERS),
+        "mlp_only_layers",
+        [1, 2, 3],
+    ),
+    "count per stage": (
+        Family(
+            "ConvNextForImageClassification",
+            {"hidden_sizes": [8, 16], "depths": [3, 3], "num_stages": 2, "patch_size": 2, "num_labels": 2},
+            "convnext.encoder.stages.1.layers",
+            inputs=images,
+        ),
+        "depths",
+        [3, 4],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_in_a_configuration_count_the_new_block(name, tmp_path):
+    family, attribute, wanted = LISTS[name]
+    net, sample = family.build(), family.sample()
+    start, before = list(getattr(net.config, attribute)), logits(net, sample)
+    growth = growth_of(net, sample, [f"{family.blocks}.1"])
+    growth.germinate(growth.slots[0], "stack", zero=True)
+    assert torch.equal(logits(net, sample), before)
+    assert getattr(net.config, attribute) == wanted
+    growth.prune(growth.slots[0])
+    assert getattr(net.config, attribute) == start
+    growth.germinate(growth.slots[0], "stack")
+    grown_logits = logits(net, sample)
+    growth.finish()
+    assert torch.equal(logits(saved_and_read(net, tmp_path), sample), grown_logits)

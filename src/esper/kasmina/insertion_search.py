@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import inspect
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import zip_longest
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,17 +53,31 @@ def find_insertion(
         raise HostError(f"'{path}' is a single layer and not a block of layers")
     _check_unshared(net, path)
     argument = _argument_of(found, features(found.output))
-    wanted = dry_forward(net, sample)[1]
-    reason = ""
+    wanted, known = dry_forward(net, sample)[1], _differences(net, container)
+    reasons: list[_InsertionError] = []
     for counts in _choices(net, container, len(blocks)):
         insertion = Insertion(container, argument, counts)
         try:
             _try(net, path, insertion, wanted, sample)
-        except HostError as error:
-            reason = reason or str(error)
+            _check_rebuilt(net, path, insertion, known)
+        except _InsertionError as error:
+            reasons.append(error)
             continue
         return insertion
-    raise HostError(reason)
+    raise HostError(str(min(reasons, key=lambda each: each.differences)))
+
+
+class _InsertionError(HostError):
+    """Reason against an insertion.
+
+    Args:
+        reason: Sentence for users.
+        differences: Number of differences to a network that is built from the configuration.
+    """
+
+    def __init__(self, reason: str, differences: float = math.inf) -> None:
+        super().__init__(reason)
+        self.differences = differences
 
 
 def _check_unshared(net: nn.Module, path: str) -> None:
@@ -139,46 +156,52 @@ def _counts_in(net: nn.Module, path: str, blocks: int, *, is_in_config: bool) ->
     return found
 
 
-def _try(net: nn.Module, path: str, insertion: Insertion, wanted: Any, sample: Any) -> None:
-    """Insert a copy that passes its input on and run the network; raise HostError if the copy does not run
-    exactly once or the output differs from ``wanted``. The network is unchanged afterwards.
-    """
+@contextmanager
+def _inserted(net: nn.Module, path: str, insertion: Insertion) -> Iterator[str]:
+    """Insert a copy that passes its input on, and return its path; the copy is removed on exit."""
     block = net.get_submodule(path)
     container, twin = BlockContainer(net, insertion), copy.deepcopy(block)
     where = f"{insertion.container}.{container.position(block) + 1}".lstrip(".")
     try:
         container.insert(block, twin)
     except (AttributeError, TypeError) as error:  # The configuration is frozen.
-        raise HostError(
+        raise _InsertionError(
             f"the count of blocks in '{insertion.container}' cannot be changed: {error}"
         ) from None
     handle = twin.register_forward_hook(_pass_on(insertion.features), prepend=True, with_kwargs=True)
     try:
-        calls, found = _run_with_copy(net, path, sample)
-        times = sum(each.path == where for each in calls)
-        if times != 1:
-            raise HostError(
-                f"a copy of '{path}' in '{insertion.container}' runs {times} times in one forward pass: the"
-                " network selects its blocks by number, or counts them elsewhere"
-            )
-        if not _are_equal(wanted, found):
-            raise HostError(
-                f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
-                " depends on the number of blocks"
-            )
-        _check_rebuilt(net, insertion.container)
+        yield where
     finally:
         handle.remove()
         container.remove(twin)
+
+
+def _try(net: nn.Module, path: str, insertion: Insertion, wanted: Any, sample: Any) -> None:
+    """Run the network with a copy that passes its input on; raise _InsertionError if the copy does not run exactly
+    once or the output differs from ``wanted``. The network is unchanged afterwards.
+    """
+    with _inserted(net, path, insertion) as where:
+        calls, found = _run_with_copy(net, path, sample)
+    times = sum(each.path == where for each in calls)
+    if times != 1:
+        raise _InsertionError(
+            f"a copy of '{path}' in '{insertion.container}' runs {times} times in one forward pass: the"
+            " network selects its blocks by number, or counts them elsewhere"
+        )
+    if not _are_equal(wanted, found):
+        raise _InsertionError(
+            f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
+            " depends on the number of blocks"
+        )
 
 
 def _run_with_copy(net: nn.Module, path: str, sample: Any) -> tuple[list[Call], Any]:
     try:
         return dry_forward(net, sample)
     except HostError as error:
-        raise HostError(
+        raise _InsertionError(
             f"the forward pass fails with a copy of '{path}' behind it, so it needs a certain number or order"
-            f" of blocks: {error.__cause__}"
+            f" of blocks: {str(error.__cause__ or error).splitlines()[0]}"
         ) from None
 
 
@@ -211,43 +234,71 @@ def _pass_on(features: Argument) -> Callable[..., Any]:
     return hook
 
 
-def _check_rebuilt(net: nn.Module, container: str) -> None:
-    """Raise HostError unless a network that is built from the present configuration has the parameters of
-    ``net`` and the same blocks in ``container``; networks without ``from_pretrained`` are not checked.
+def _check_rebuilt(net: nn.Module, path: str, insertion: Insertion, known: Mapping[str, str]) -> None:
+    """Raise _InsertionError if the network with one more block differs from a network that is built from its
+    configuration, in anything else than the differences ``known`` without this block.
     """
-    path = _rebuildable(net, container)
-    if path is None:
-        return
-    owner = net.get_submodule(path)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        rebuilt = type(owner)(copy.deepcopy(owner.config))
-    inside = container.removeprefix(path).removeprefix(".")
-    ours, theirs = _described(owner, inside), _described(rebuilt, inside)
-    for one, other in zip_longest(ours, theirs):
-        if one != other:
-            name = (one or other)[0]
-            raise HostError(
-                f"{type(owner).__name__} with one more block differs from the {type(owner).__name__} that its"
-                f" configuration describes, in '{name}'; from_pretrained could not read it"
-            )
+    with _inserted(net, path, insertion):
+        found = _differences(net, insertion.container)
+    new = [name for kind, name in found.items() if kind not in known]
+    if new:
+        name = type(net.get_submodule(_rebuildable(net, insertion.container) or "")).__name__
+        raise _InsertionError(
+            f"{name} with one more block differs from the {name} that its configuration describes, in"
+            f" '{new[0]}'; from_pretrained could not read it",
+            len(new),
+        )
 
 
 def _rebuildable(net: nn.Module, container: str) -> str | None:
-    """Return the path of the outermost module around a container that can be built from its
-    configuration."""
+    """Return the path of the outermost module around a container that is built from a configuration alone,
+    as models of transformers are; None if there is no such module."""
     parts = container.split(".")
-    owners = (".".join(parts[:end]) for end in range(len(parts)))
-    return next((p for p in owners if hasattr(type(net.get_submodule(p)), "from_pretrained")), None)
+    for end in range(len(parts)):
+        module = net.get_submodule(".".join(parts[:end]))
+        kind = getattr(type(module), "config_class", None)
+        if kind and isinstance(vars(module).get("config"), kind) and hasattr(module, "from_pretrained"):
+            needed = [p for p in inspect.signature(type(module)).parameters.values() if p.default is p.empty]
+            names = [p.name for p in needed if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+            return ".".join(parts[:end]) if names == ["config"] else None
+    return None
 
 
-def _described(net: nn.Module, container: str) -> list[tuple[str, Any]]:
-    """Return names and shapes of all tensors, and plain attributes of all modules in ``container``."""
-    tensors: list[tuple[str, Any]] = [(name, tuple(t.shape)) for name, t in net.state_dict().items()]
+def _differences(net: nn.Module, container: str) -> dict[str, str]:
+    """Return the names of tensors of a network, and of attributes of modules in ``container``, that a network
+    built from the same configuration does not have or has otherwise.
+
+    The keys are the names without the number of the block. A network without configuration has no
+    differences.
+    """
+    path = _rebuildable(net, container)
+    if path is None:
+        return {}
+    owner = net.get_submodule(path)
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            rebuilt = type(owner)(copy.deepcopy(owner.config))
+    except Exception as error:
+        raise _InsertionError(
+            f"no {type(owner).__name__} can be built from the configuration with one more block:"
+            f" {(str(error) or type(error).__name__).splitlines()[0]}"
+        ) from error
+    inside = container.removeprefix(path).removeprefix(".")
+    ours, theirs = _described(owner, inside), _described(rebuilt, inside)
+    found: dict[str, str] = {}
+    for name in ours | theirs:
+        if ours.get(name) != theirs.get(name):
+            found.setdefault(re.sub(rf"^{re.escape(inside)}\.\d+\.", "", name), name)
+    return found
+
+
+def _described(net: nn.Module, container: str) -> dict[str, Any]:
+    """Return shapes of all tensors, and plain attributes of all modules in ``container``, by name."""
     blocks = net.get_submodule(container)
-    attributes = [
-        (".".join(filter(None, (container, name, key))), value)
+    attributes = {
+        ".".join(filter(None, (container, name, key))): value
         for name, module in blocks.named_modules()
         for key, value in sorted(vars(module).items())
         if isinstance(value, int | float | str) and key != "training" and not key.startswith("_")
-    ]
-    return tensors + attributes
+    }
+    return {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()} | attributes
