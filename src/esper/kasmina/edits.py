@@ -151,8 +151,9 @@ class BlockContainer:
         """Set the layer numbers in all blocks; ``first`` has the numbers of the first block."""
         for position, block in enumerate(self.blocks):
             for module in block.modules():
-                for name in first.keys() & vars(module).keys():
-                    setattr(module, name, first[name] + position)
+                for name in first:
+                    if is_count(vars(module).get(name)):
+                        setattr(module, name, first[name] + position)
 
 
 def _layer_numbers(blocks: nn.ModuleList | nn.Sequential) -> dict[str, int]:

@@ -177,8 +177,10 @@ def _inserted(net: nn.Module, path: str, insertion: Insertion) -> Iterator[str]:
 
 
 def _try(net: nn.Module, path: str, insertion: Insertion, wanted: Any, sample: Any) -> None:
-    """Run the network with a copy that passes its input on; raise _InsertionError if the copy does not run exactly
-    once or the output differs from ``wanted``. The network is unchanged afterwards.
+    """Run the network with a copy that passes its input on; the network is unchanged afterwards.
+
+    Raises:
+        _InsertionError: The copy does not run exactly once, or the output differs from ``wanted``.
     """
     with _inserted(net, path, insertion) as where:
         calls, found = _run_with_copy(net, path, sample)
