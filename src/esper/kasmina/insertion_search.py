@@ -53,13 +53,12 @@ def find_insertion(
         raise HostError(f"'{path}' is a single layer and not a block of layers")
     _check_unshared(net, path)
     argument = _argument_of(found, features(found.output))
-    wanted, known = dry_forward(net, sample)[1], _differences(net, container)
+    before = dry_forward(net, sample)[1], _differences(net, container)
     reasons: list[_InsertionError] = []
     for counts in _choices(net, container, len(blocks)):
         insertion = Insertion(container, argument, counts)
         try:
-            _try(net, path, insertion, wanted, sample)
-            _check_rebuilt(net, path, insertion, known)
+            _try(net, path, insertion, before, sample)
         except _InsertionError as error:
             reasons.append(error)
             continue
@@ -176,14 +175,27 @@ def _inserted(net: nn.Module, path: str, insertion: Insertion) -> Iterator[str]:
         container.remove(twin)
 
 
-def _try(net: nn.Module, path: str, insertion: Insertion, wanted: Any, sample: Any) -> None:
-    """Run the network with a copy that passes its input on; the network is unchanged afterwards.
+def _try(
+    net: nn.Module, path: str, insertion: Insertion, before: tuple[Any, Mapping[str, str]], sample: Any
+) -> None:
+    """Run the network with a copy that passes its input on, and build a network from its configuration; the
+    network is unchanged afterwards.
+
+    Args:
+        net: Network with the block.
+        path: Path of the block.
+        insertion: Insertion to try.
+        before: Output and differences of the network without the copy.
+        sample: Input that the network is called with.
 
     Raises:
-        _InsertionError: The copy does not run exactly once, or the output differs from ``wanted``.
+        _InsertionError: The copy does not run exactly once, the output differs, or there are new differences
+            to a network that is built from the configuration.
     """
+    wanted, known = before
     with _inserted(net, path, insertion) as where:
         calls, found = _run_with_copy(net, path, sample)
+        differences = _differences(net, insertion.container)
     times = sum(each.path == where for each in calls)
     if times != 1:
         raise _InsertionError(
@@ -194,6 +206,14 @@ def _try(net: nn.Module, path: str, insertion: Insertion, wanted: Any, sample: A
         raise _InsertionError(
             f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
             " depends on the number of blocks"
+        )
+    new = [name for kind, name in differences.items() if kind not in known]
+    if new:
+        name = type(net.get_submodule(_rebuildable(net, insertion.container) or "")).__name__
+        raise _InsertionError(
+            f"{name} with one more block differs from the {name} that its configuration describes, in"
+            f" '{new[0]}'; from_pretrained could not read it",
+            len(new),
         )
 
 
@@ -236,22 +256,6 @@ def _pass_on(features: Argument) -> Callable[..., Any]:
     return hook
 
 
-def _check_rebuilt(net: nn.Module, path: str, insertion: Insertion, known: Mapping[str, str]) -> None:
-    """Raise _InsertionError if the network with one more block differs from a network that is built from its
-    configuration, in anything else than the differences ``known`` without this block.
-    """
-    with _inserted(net, path, insertion):
-        found = _differences(net, insertion.container)
-    new = [name for kind, name in found.items() if kind not in known]
-    if new:
-        name = type(net.get_submodule(_rebuildable(net, insertion.container) or "")).__name__
-        raise _InsertionError(
-            f"{name} with one more block differs from the {name} that its configuration describes, in"
-            f" '{new[0]}'; from_pretrained could not read it",
-            len(new),
-        )
-
-
 def _rebuildable(net: nn.Module, container: str) -> str | None:
     """Return the path of the outermost module around a container that is built from a configuration alone,
     as models of transformers are; None if there is no such module."""
@@ -282,7 +286,7 @@ def _differences(net: nn.Module, container: str) -> dict[str, str]:
             rebuilt = type(owner)(copy.deepcopy(owner.config))
     except Exception as error:
         raise _InsertionError(
-            f"no {type(owner).__name__} can be built from the configuration with one more block:"
+            f"no {type(owner).__name__} can be built from the configuration that counts the blocks:"
             f" {(str(error) or type(error).__name__).splitlines()[0]}"
         ) from error
     inside = container.removeprefix(path).removeprefix(".")
