@@ -92,6 +92,15 @@ class Widening(Stack):
         self.blocks[1], self.blocks[2], self.head = Block(4, 6), Block(6, 6), nn.Linear(6, 2)
 
 
+class Patched(Stack):
+    """Network with a block whose forward was replaced by a function that keeps the block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = self.blocks[1].forward
+        self.blocks[1].forward = lambda x: 2 * whole(x)
+
+
 @dataclass(frozen=True)
 class FrozenSizes:
     num_layers: int = 3
@@ -178,6 +187,7 @@ REFUSED = {
         "blocks.1",
         "'blocks.1' returns features of another shape than it takes, \\(3, 6\\)",
     ),
+    "replaced forward": (Patched, "blocks.1", "a copy of 'blocks.1' does not run its own layers"),
     "frozen configuration": (
         FrozenConfig,
         "blocks.1",

@@ -207,6 +207,22 @@ def test_greedy_generation_with_a_cache_equals_generation_without(name, grown):
     assert with_cache.tolist() == without.tolist()
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2", "bloom", "t5_encoder"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_greedy_generation_with_a_cache_is_right_while_a_block_is_blended(name, dtype):
+    family = FAMILIES[name]
+    net, sample = family.build().to(dtype), family.sample()
+    before, growth = logits(net, sample), growth_of(net, sample, [f"{family.blocks}.1"])
+    growth.germinate(growth.slots[0], "stack", zero=True)
+    assert torch.equal(logits(net, sample), before)
+    growth.prune(growth.slots[0])
+    growth.germinate(growth.slots[0], "stack", alpha=0.5)
+    assert not torch.equal(logits(net, sample), before)
+    assert {parameter.dtype for parameter in net.parameters()} == {dtype}
+    prompt = {"input_ids": sample["input_ids"], "max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    assert net.generate(**prompt).tolist() == net.generate(**prompt, use_cache=False).tolist()
+
+
 READER = """
 import sys
 sys.modules["esper"] = None  # Importing Esper fails in this process.

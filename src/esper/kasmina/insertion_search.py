@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -202,6 +202,11 @@ def _try(
             f"a copy of '{path}' in '{insertion.container}' runs {times} times in one forward pass: the"
             " network selects its blocks by number, or counts them elsewhere"
         )
+    if not _children_run(calls, path) <= _children_run(calls, where):
+        raise _InsertionError(
+            f"a copy of '{path}' does not run its own layers: the forward of the block was replaced by a"
+            " function that keeps the block"
+        )
     if not _are_equal(wanted, found):
         raise _InsertionError(
             f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
@@ -215,6 +220,12 @@ def _try(
             f" '{new[0]}'; from_pretrained could not read it",
             len(new),
         )
+
+
+def _children_run(calls: Sequence[Call], path: str) -> set[str]:
+    """Return the names of the children that ran in the submodule at ``path``."""
+    inside = f"{path}."
+    return {each.path[len(inside) :].split(".")[0] for each in calls if each.path.startswith(inside)}
 
 
 def _run_with_copy(net: nn.Module, path: str, sample: Any) -> tuple[list[Call], Any]:
