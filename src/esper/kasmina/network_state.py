@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.block_notes import weights_of
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def state_of(model: MorphogeneticModel) -> dict[str, Any]:
     """Return weights, buffers, seeds, random streams of the slots, and the slot table of a network."""
     return {
-        "host": {name: value.clone() for name, value in model.host.state_dict().items()},
+        "host": weights_of(model.host),
         "slots": [
             {
                 "stochastic": slot.graft is not None and slot.graft.stochastic,
@@ -104,7 +105,7 @@ def check_state(slots: Sequence[SeedSlot], host: nn.Module, state: dict[str, Any
     blocks, and all its weights are finite."""
     other = "the state belongs to another host;"
     tensors: dict[str, Tensor] = state["host"]
-    own, plain = without_seeds(host.state_dict()), without_seeds(tensors)
+    own, plain = without_seeds(weights_of(host)), without_seeds(tensors)
     names = sorted(own.keys() ^ plain.keys())
     names += [name for name in own.keys() & plain.keys() if own[name].shape != plain[name].shape]
     if names:
