@@ -234,7 +234,7 @@ def test_block_that_cannot_be_copied_is_refused_and_the_network_is_unchanged(nam
     optimizer.step()
     before, config = run(net, sample), structure(net, optimizer)[-1]
     values = [value.clone() for value in net.state_dict().values()]
-    growth = Growth(net, optimizer, sample=sample, slots=[slot], higher_is_better=False, controller=None)
+    growth = Growth(net, optimizer, sample=sample, slots=[slot], mode="min", controller=None)
     planted = structure(net, optimizer)
     with pytest.raises(BlueprintError, match=message) as error:
         growth.germinate(slot, "stack")
@@ -266,7 +266,7 @@ class Configured(Stack):
 
 def test_configuration_of_a_users_network_counts_the_new_block() -> None:
     net = Configured()
-    growth = Growth(net, None, sample=X, slots="auto", higher_is_better=False, controller=None)
+    growth = Growth(net, None, sample=X, slots="auto", mode="min", controller=None)
     growth.germinate("blocks.1", "stack")
 
     assert vars(net.config) == {"n_layer": 4, "block_size": 3, "layer_sizes": [4, 4, 4, 4]}
@@ -278,7 +278,7 @@ def test_configuration_of_a_users_network_counts_the_new_block() -> None:
 def test_frozen_configuration_that_the_forward_pass_does_not_read_is_left_as_it_is() -> None:
     net = Stack()
     net.config = FrozenSizes()
-    growth = Growth(net, None, sample=X, slots="auto", higher_is_better=False, controller=None)
+    growth = Growth(net, None, sample=X, slots="auto", mode="min", controller=None)
     growth.germinate("blocks.1", "stack")
 
     assert len(net.blocks) == 4

@@ -70,7 +70,7 @@ def train(net: nn.Module, optimizer: torch.optim.Optimizer, sample: dict[str, Te
 
 def growth_of(net: nn.Module, sample: Any, slots: str | list[str]) -> Growth:
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    return Growth(net, optimizer, sample=sample, slots=slots, higher_is_better=False, controller=None)
+    return Growth(net, optimizer, sample=sample, slots=slots, mode="min", controller=None)
 
 
 def grow(family: Family) -> Grown:
