@@ -323,9 +323,9 @@ class ManualGrowth:
         self._finished = True
         if grown and hasattr(self.net, "save_pretrained"):
             GrowthWarning.issue(
-                "save_pretrained keeps the class's own layers only, and from_pretrained would leave the seeds"
-                " out; save the network with torch.save(net, path), load it with torch.load(path,"
-                " weights_only=False)"
+                "save_pretrained keeps the class's own layers only, and from_pretrained would leave out the"
+                " seeds, and alphas of blocks below 1; save the network with torch.save(net, path), load it"
+                " with torch.load(path, weights_only=False)"
             )
         return self.net
 
