@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, Literal
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -117,6 +117,36 @@ class OptimizerGroups:
             source, target = self._optimiser_of(theirs), self._optimiser_of(ours)
             if source is not None and source is target and theirs in source.state and id(ours) not in fresh:
                 source.state[ours] = clone_tree(source.state[theirs])
+
+    def extend_moments(self, parameter: nn.Parameter, before: Size) -> None:
+        """Extend the optimiser state of a parameter by zeros, after the parameter has grown from the shape
+        ``before``.
+
+        Raises:
+            HostError: An optimiser keeps a tensor that has not the shape of the parameter, nor this shape
+                with axes of length 1.
+        """
+        for optimiser in self.optimisers:
+            if parameter not in optimiser.state:
+                continue
+            extended = {}
+            for name, value in optimiser.state[parameter].items():
+                extended[name] = value
+                if not isinstance(value, Tensor) or value.numel() == 1:
+                    continue
+                pairs = list(zip(value.shape, before, strict=False))
+                if value.ndim != len(before) or any(own not in {1, old} for own, old in pairs):
+                    raise HostError(
+                        f"{type(optimiser).__name__} keeps '{name}' of shape {tuple(value.shape)} for a"
+                        f" parameter of shape {tuple(before)}, and it is unknown how this state grows with"
+                        " the parameter; use an optimiser such as AdamW or SGD"
+                    )
+                shape = [
+                    new if own == old else own for (own, old), new in zip(pairs, parameter.shape, strict=True)
+                ]
+                extended[name] = value.new_zeros(shape)
+                extended[name][tuple(map(slice, value.shape))] = value
+            optimiser.state[parameter] = extended
 
     def state(self) -> dict[str, Any]:
         """Return the state dicts of the optimisers, and the order in which the seeds with separate groups
