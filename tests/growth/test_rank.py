@@ -431,6 +431,16 @@ def test_raise_rank_with_an_unknown_optimiser_state_is_refused_and_undone() -> N
     step(net, optimizer)
 
 
+def test_raise_rank_refuses_a_seed_whose_buffers_ddp_has_allocated() -> None:
+    net, _, growth = started()
+    growth._processes.is_active = True  # As if DistributedDataParallel had wrapped the network with its seed.
+    before = net(X)
+    with pytest.raises(HostError, match="the seed in slot 2 is older than its DistributedDataParallel"):
+        growth.raise_rank("2", 16)
+    assert torch.equal(net(X), before)
+    assert rank_of(seed_in(net)) == 8
+
+
 # --- adapters -----------------------------------------------------------------------------------------------
 
 TOKENS = torch.randint(20, (2, 6), generator=torch.Generator().manual_seed(0))

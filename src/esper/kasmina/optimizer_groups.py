@@ -123,30 +123,21 @@ class OptimizerGroups:
         ``before``.
 
         Raises:
-            HostError: An optimiser keeps a tensor that has not the shape of the parameter, nor this shape
-                with axes of length 1.
+            HostError: An optimiser keeps a tensor of which it is unknown how it grows with the parameter.
         """
         for optimiser in self.optimisers:
-            if parameter not in optimiser.state:
-                continue
-            extended = {}
-            for name, value in optimiser.state[parameter].items():
-                extended[name] = value
-                if not isinstance(value, Tensor) or value.numel() == 1:
-                    continue
-                pairs = list(zip(value.shape, before, strict=False))
-                if value.ndim != len(before) or any(own not in {1, old} for own, old in pairs):
+            kept = optimiser.state.get(parameter, {})
+            for name, value in kept.items():
+                if not _grows_with(value, before):
                     raise HostError(
                         f"{type(optimiser).__name__} keeps '{name}' of shape {tuple(value.shape)} for a"
                         f" parameter of shape {tuple(before)}, and it is unknown how this state grows with"
                         " the parameter; use an optimiser such as AdamW or SGD"
                     )
-                shape = [
-                    new if own == old else own for (own, old), new in zip(pairs, parameter.shape, strict=True)
-                ]
-                extended[name] = value.new_zeros(shape)
-                extended[name][tuple(map(slice, value.shape))] = value
-            optimiser.state[parameter] = extended
+            if kept:
+                optimiser.state[parameter] = {
+                    name: _extended(value, before, parameter.shape) for name, value in kept.items()
+                }
 
     def state(self) -> dict[str, Any]:
         """Return the state dicts of the optimisers, and the order in which the seeds with separate groups
@@ -217,6 +208,26 @@ class OptimizerGroups:
                 " optimizer=[muon, adamw], or choose a blueprint without biases (lora)"
             )
         return owner
+
+
+def _grows_with(value: Any, before: Size) -> bool:
+    """Return whether a value in the state of a parameter of shape ``before`` has this shape, except for axes
+    of length 1, or is no array."""
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return True
+    if value.ndim != len(before):
+        return False
+    return all(own in {1, old} for own, old in zip(value.shape, before, strict=True))
+
+
+def _extended(value: Any, before: Size, after: Size) -> Any:
+    """Return a value in the state of a parameter, extended by zeros as the parameter was."""
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return value
+    sizes = zip(value.shape, before, after, strict=True)
+    extended = value.new_zeros([new if own == old else own for own, old, new in sizes])
+    extended[tuple(map(slice, value.shape))] = value
+    return extended
 
 
 def host_parameters(module: nn.Module) -> list[nn.Parameter]:
