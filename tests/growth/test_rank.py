@@ -59,6 +59,18 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     return loss
 
 
+class Nested(nn.Module):
+    """Network in which the name of one layer is the ending of the name of another layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.ModuleDict({"head": nn.Linear(5, 5)})
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body["head"](x).relu())
+
+
 def seed_in(net: nn.Module) -> nn.Module:
     return net.get_submodule("2.esper_slot").graft.seed
 
@@ -203,16 +215,19 @@ def test_prune_removes_a_raised_seed_and_its_optimiser_state() -> None:
     assert rank_of(seed_in(net)) == 8
 
 
-def test_compiled_network_runs_the_raised_seed() -> None:
-    net = mlp()
-    compiled = torch.compile(net, backend="eager")
+def test_compiled_network_runs_the_raised_seed_and_reaches_no_recompile_limit() -> None:
+    net = Nested()
+    compiled = torch.compile(net, backend="eager", dynamic=False)
     optimizer = adam(net)
-    growth = Growth(compiled, optimizer, sample=X, slots="2", controller=None)
-    growth.germinate("2", "lora")
-    step(compiled, optimizer)
-    growth.raise_rank("2", 16)
-    step(compiled, optimizer)
-    torch.testing.assert_close(compiled(X), net(X))
+    growth = Growth(compiled, optimizer, sample=X, slots="head", controller=None, higher_is_better=False)
+    growth.germinate("head", "lora")
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for rank in (10, 12, 14, 16, 18):
+            step(compiled, optimizer)
+            growth.raise_rank("head", rank)
+        step(compiled, optimizer)
+        torch.testing.assert_close(compiled(X), net(X))
+        assert [event.kind for event in growth.end_epoch(evaluation(net))] == ["measured"]
 
 
 def test_seed_that_was_raised_is_not_reported_as_trained() -> None:
@@ -531,18 +546,6 @@ def test_adapter_of_layers_with_and_without_bias_gives_equal_logits(tmp_path: Pa
     growth.save_adapter(tmp_path / "adapter")
     model = loaded_by_peft(base, tmp_path / "adapter")
     torch.testing.assert_close(model(TOKENS).logits, net(TOKENS).logits)
-
-
-class Nested(nn.Module):
-    """Network in which the name of one layer is the ending of the name of another layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.ModuleDict({"head": nn.Linear(5, 5)})
-        self.head = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body["head"](x).relu())
 
 
 def test_adapter_changes_only_the_layer_of_the_seed(tmp_path: Path) -> None:
