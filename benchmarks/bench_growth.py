@@ -86,7 +86,7 @@ def bench_two_live_seeds_and_empty_slots(name: str) -> None:
     empty, live, finished = (copy.deepcopy(bare) for _ in range(3))
     slots = [slot for slot, _ in seeds]
     growths = [
-        Growth(net, torch.optim.AdamW(net.parameters()), sample=x, slots=slots, controller=None)
+        Growth(net, torch.optim.AdamW(net.parameters()), sample=x, slots=slots, controller=None, mode="max")
         for net in (empty, live, finished)
     ]
     for growth in growths[1:]:

@@ -9,6 +9,7 @@ from esper.kasmina.device_work import DeviceWork, run_alone
 from esper.leyline.slot_table import IntArray
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.host_training import train_together
+from esper.tolaria.minibatch import EpochTraining
 from esper.tolaria.tasks import task_named
 from tests.tolaria.building import WAIT, plant
 
@@ -23,16 +24,17 @@ def grown(plan: dict[int, IntArray]) -> MorphEnv:
     return env
 
 
-def not_finite() -> DeviceWork[None]:
-    """Return None without a read, as for an epoch with a non-finite loss, which is then run with checks."""
+def not_finite() -> DeviceWork[EpochTraining]:
+    """Return the result of an epoch with a non-finite loss, which is then run with checks, without a read."""
     yield from ()
+    return EpochTraining(finite=False)
 
 
 def train(env: MorphEnv, *, look: bool) -> None:
     env.host.begin_epoch(env.epoch)
     if look:
         env.host._start = lambda: None
-        env.host._unread.read = not_finite  # type: ignore[method-assign]
+        env.host._training.read = not_finite  # type: ignore[method-assign]
     else:
         train_together([env.host])
     run_alone(env.host.end_epoch(env._recovery))

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,7 +92,10 @@ def growing(seeds: int) -> Callable[[], None]:
     )
     x, y = torch.randn(48, 3, 16, 16), torch.randint(10, (48,))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
-    growth = esper.Growth(net, optimizer, sample=x, slots=["1", "2"], controller=None)
+    known: dict[str, Any] = {"sample": x, "slots": ["1", "2"], "controller": None}
+    if "mode" in signature(esper.Growth).parameters:  # Earlier revisions have another argument.
+        known["mode"] = "min"
+    growth = esper.Growth(net, optimizer, **known)
     for slot in ("1", "2")[:seeds]:
         growth.germinate(slot, "conv_light")
 

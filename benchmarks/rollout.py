@@ -72,7 +72,7 @@ class Rollout:
         """
         patch.setattr(IterationJournal, "take", watch.wrap("writer", IterationJournal.take))
         with RunWriter(self.directory) as writer:
-            self.journal.begin(writer.began)
+            self.journal.began = writer.began
 
             def write() -> None:
                 with writer.iteration(1):

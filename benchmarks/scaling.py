@@ -48,7 +48,7 @@ class Moment(NamedTuple):
 def raise_loopback() -> None:
     """Bring up the loopback device, which is down in a new network namespace."""
     with socket.socket() as any_socket:
-        up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # The interface flags are IFF_UP and IFF_RUNNING.
+        up = struct.pack("16sH14s", b"lo", 0x1 | 0x40, b"")  # Set the flags IFF_UP and IFF_RUNNING.
         fcntl.ioctl(any_socket, 0x8914, up)  # The ioctl request 0x8914 is SIOCSIFFLAGS (set interface flags).
 
 

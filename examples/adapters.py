@@ -91,7 +91,9 @@ def main() -> None:
 
     # The adapter joins the empty group, so the optimiser trains only the adapter.
     optimizer = torch.optim.AdamW([{"params": []}], lr=5e-3)
-    growth = esper.Growth(net, optimizer, sample=prose[0][0], slots=[report.place], controller=None)
+    growth = esper.Growth(
+        net, optimizer, sample=prose[0][0], mode="min", slots=[report.place], controller=None
+    )
     print(growth.germinate(report.place, report.blueprint))
     train(net, optimizer, prose)
     adapted = evaluate(net, held_out)

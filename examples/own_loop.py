@@ -31,7 +31,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * len(batches))
     sample, plan = digits.train.x[:2], "conv_heavy@0:4"  # without a plan the default controller decides
-    growth = esper.Growth(net, optimizer, sample=sample, controller=plan, higher_is_better=False)  # 1
+    growth = esper.Growth(net, optimizer, sample=sample, mode="min", controller=plan)  # 1
 
     @torch.no_grad()
     def evaluate() -> list[float]:

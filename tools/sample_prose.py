@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = ("src", "tests", "benchmarks", "tools")
 FIRST_REVISION = "c0fdec3"
 _DIRECTIVE = re.compile(r"#\s*(noqa|type:|fmt:|ruff:|!)|# -{3}")
-_SECTION = re.compile("(Args|Returns|Raises|Yields):")
+_SECTION = re.compile("(Args|Returns|Raises|Yields|Example):")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"'(])|\n\s*\n")
 
 
@@ -34,14 +34,14 @@ class Sentence(NamedTuple):
 
 def split_sentences(text: str) -> list[str]:
     """Return the sentences of a docstring or comment, each on one line; indented code is left out."""
-    lines, in_section = [], False
+    lines, section = [], ""
     for line in text.splitlines():
-        if _SECTION.fullmatch(line):
-            in_section = True
-        # The description of each argument in a docstring is a separate sentence.
-        elif in_section and re.match(" {4}[^ ]", line):
+        if match := _SECTION.fullmatch(line):
+            section = match[1]
+        # The description of each argument or exception in a docstring is a separate sentence.
+        elif section in ("Args", "Raises") and re.match(" {4}[^ ]", line):
             lines.append(f"\n{line}")
-        elif in_section or not line.startswith("    "):
+        elif section in ("Args", "Raises", "Returns", "Yields") or not line.startswith("    "):
             lines.append(line)
     parts = (" ".join(part.split()) for part in _SENTENCE_END.split("\n".join(lines)))
     return [part for part in parts if re.search("[A-Za-z]{2}", part)]

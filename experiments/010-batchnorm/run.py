@@ -69,7 +69,9 @@ def contributions(rng_seed: int, samples: int | None) -> dict[str, float]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     x, y = splits.train.x, splits.train.y
     calibrate = None if samples is None else [x[:samples]]
-    growth = esper.Growth(net, optimizer, sample=x[:2], slots=SLOTS, controller=None, calibrate=calibrate)
+    growth = esper.Growth(
+        net, optimizer, sample=x[:2], mode="max", slots=SLOTS, controller=None, calibrate=calibrate
+    )
 
     def evaluate() -> float:
         net.eval()

@@ -64,7 +64,7 @@ def run(name: str, rng_seed: int, budget: float | None) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(net.parameters(), lr=case.rate)
     growth = None
     if budget is None:
-        growth = esper.Growth(net, optimizer, sample=torch.zeros(2, 1, 14, 14), epochs=EPOCHS)
+        growth = esper.Growth(net, optimizer, sample=torch.zeros(2, 1, 14, 14), mode="max", epochs=EPOCHS)
     events: list[str] = []
     spent = 0.0
     for epoch in range(1, EPOCHS + 1) if budget is None else count(1):  # noqa: B007  it is read behind the loop

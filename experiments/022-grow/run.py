@@ -22,7 +22,6 @@ prints what ``esper.diagnose`` says of a trained host, without a limit and with 
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -156,8 +155,8 @@ def diagnosed(name: str, rng_seed: int) -> str:
     )
     budget = budget_of(case)
     found = [
-        esper.diagnose(trained.net, train, validation, minutes=60, budget=share * budget, **known)
-        for share in (math.inf, 0.1)
+        esper.diagnose(trained.net, train, validation, steps=steps, **known)
+        for steps in (100 * case.steps, case.steps // 10)
     ]
     said = [f"{each.verdict} ({each.flops / budget:.1%} of the training's compute)" for each in found]
     return f"{name}: {said[0]}; limited to a tenth: {said[1]}"

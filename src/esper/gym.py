@@ -54,7 +54,7 @@ SETTINGS: Final = (
     *("task", "steps", "budget", "auto_forward", "slots", "vary_slots", "capacity", "context", "hold_heads"),
     *("reward_family", "rent", "reward_scale", "horizon_terminates", "devices", "amp"),
 )
-"""Settings of ``esper train`` that concern environments; the agent brings policy and training."""
+"""Settings of ``esper train`` that concern environments; those of the policy and its training are refused."""
 Features = NDArray[np.float32]
 Mask = NDArray[np.int8]
 
@@ -222,9 +222,9 @@ class GymMorphEnv(gymnasium.Env[Features, NDArray[np.int64] | np.int64]):
         """Return which actions are legal, as one flat array, in the form that MaskablePPO reads.
 
         The mask of joint actions is exact: of the allowed actions, a gate can refuse only FOSSILIZE and
-        ADVANCE. Otherwise each head has its own mask: a slot is allowed if any op is legal in it, and a head
-        that no legal op reads allows only its canonical index. Because each head is masked separately, a
-        combination of allowed indices can be illegal.
+        ADVANCE. Without joint actions each head has its own mask: a slot is allowed if any op is legal in it,
+        and a head that no legal op reads allows only its canonical index. Because each head is masked
+        separately, a combination of allowed indices can be illegal.
         """
         assert self._env is not None, "call reset() first"
         mask = self._mask

@@ -7,21 +7,24 @@
     model = growth.finish()
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback
+from transformers import EvalPrediction, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
+from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
 EVALUATED_BATCHES: Final = 32
 """Default number of evaluation batches on which each seed is measured."""
+LOSS: Final = "eval_loss"
+"""Name that the Trainer gives to the evaluation loss."""
 _logger = logging.get_logger(__name__)
 
 
@@ -29,14 +32,22 @@ class GrowthTrainerCallback(TrainerCallback, ExportableState):
     """Callback that attaches slots when the Trainer is created and lets a controller decide after every
     evaluation.
 
-    Seeds are evaluated by the loss that the model returns. Trainer checkpoints include the seeds, so
-    ``resume_from_checkpoint`` and ``load_best_model_at_end`` restore the seeds.
+    Seeds are evaluated by ``monitor``: the loss that the model returns, or a metric. Trainer
+    checkpoints include the seeds, so ``resume_from_checkpoint`` and ``load_best_model_at_end`` restore
+    the seeds.
 
     Args:
         sample: Batch without labels; the model is called with it to find slots.
         batches: Number of evaluation batches per measurement. After every evaluation the model is measured
             once with all seeds, and once per seed with that seed switched off.
+        monitor: ``"eval_loss"``, or the name of a metric that ``compute_metrics`` returns, such as
+            ``"eval_accuracy"``.
+        mode: Direction of ``monitor``: ``"min"`` for a loss, ``"max"`` if larger values are better.
+        compute_metrics: Function that the Trainer has as ``compute_metrics``; it is called for every batch.
         settings: Further arguments of ``esper.Growth``, such as ``slots`` and ``controller``.
+
+    Raises:
+        EsperError: ``monitor`` names a metric, and ``mode`` or ``compute_metrics`` is missing.
 
     Example:
         >>> growth = esper.hf.GrowthTrainerCallback(sample=batch)
@@ -44,10 +55,27 @@ class GrowthTrainerCallback(TrainerCallback, ExportableState):
         >>> model = growth.finish()
     """
 
-    def __init__(self, *, sample: Any, batches: int = EVALUATED_BATCHES, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        sample: Any,
+        batches: int = EVALUATED_BATCHES,
+        monitor: str = LOSS,
+        mode: str | None = None,
+        compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
+        **settings: Any,
+    ) -> None:
+        mode = "min" if monitor == LOSS and mode is None else mode
+        check_settings(mode)
+        if monitor != LOSS and compute_metrics is None:
+            raise EsperError(
+                f"monitor is {monitor!r} without compute_metrics; pass the Trainer's compute_metrics to the"
+                f" callback as well, or monitor '{LOSS}'"
+            )
         self._sample = sample
         self._batches = batches
-        self._settings = {"higher_is_better": False, **settings}
+        self._monitor, self._compute_metrics = monitor, compute_metrics
+        self._settings = {"mode": mode, **settings}
         self._growth: Growth | None = None
         self._training = False
         self._regroup: Callable[[], None] | None = None
@@ -102,7 +130,7 @@ class GrowthTrainerCallback(TrainerCallback, ExportableState):
         """Measure the seeds on the first evaluation batches and let the controller decide."""
         if self._training:
             net, loader = self.growth.net, known["eval_dataloader"]
-            for event in self.growth.end_epoch(lambda: list(_losses(net, loader, self._batches))):
+            for event in self.growth.end_epoch(lambda: list(self._values(net, loader))):
                 _logger.warning(str(event))  # By default transformers prints no log messages below WARNING.
             if self._regroup is not None:
                 self._regroup()
@@ -115,6 +143,28 @@ class GrowthTrainerCallback(TrainerCallback, ExportableState):
         """Return slots, seeds and counters, which the Trainer writes to ``trainer_state.json``."""
         growth = None if self._growth is None else self._growth.state_dict()
         return {"args": {}, "attributes": {"growth": growth}}
+
+    @torch.no_grad()
+    def _values(self, net: nn.Module, batches: Iterable[Any]) -> Iterator[float]:
+        """Yield the monitored value of each evaluation batch."""
+        net.eval()
+        device = next(net.parameters()).device
+        for batch in islice(batches, self._batches):
+            output = net(**{name: value.to(device) for name, value in batch.items()})
+            yield _loss(net, output, batch) if self._monitor == LOSS else self._metric(output, batch)
+
+    def _metric(self, output: Any, batch: Mapping[str, Any]) -> float:
+        """Return the monitored metric of one evaluation batch."""
+        assert self._compute_metrics is not None
+        logits, labels = output["logits"].float().cpu().numpy(), batch["labels"].cpu().numpy()
+        evaluated = EvalPrediction(logits, labels)
+        found = self._compute_metrics(evaluated)
+        name = self._monitor.removeprefix("eval_")
+        if name not in found:
+            raise EsperError(
+                f"compute_metrics returns no '{name}'; monitor= allows {LOSS}, {', '.join(found)}"
+            )
+        return float(found[name])
 
 
 def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
@@ -139,17 +189,12 @@ def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
     return regroup if found == [[id(p) for p in members] for members in wanted()] else None
 
 
-@torch.no_grad()
-def _losses(net: nn.Module, batches: Iterable[Any], count: int) -> Iterator[float]:
-    """Yield the loss that the model returns for each evaluation batch."""
-    net.eval()
-    device = next(net.parameters()).device
-    for batch in islice(batches, count):
-        output = net(**{name: value.to(device) for name, value in batch.items()})
-        loss = output["loss"] if isinstance(output, dict) and "loss" in output else None
-        if loss is None:
-            raise EsperError(
-                f"{type(net).__name__} returned no loss for an evaluation batch with {', '.join(batch)}; give"
-                " the evaluation set labels"
-            )
-        yield float(loss)
+def _loss(net: nn.Module, output: Any, batch: Mapping[str, Any]) -> float:
+    """Return the loss that the model returned for one evaluation batch."""
+    loss = output["loss"] if isinstance(output, dict) and "loss" in output else None
+    if loss is None:
+        raise EsperError(
+            f"{type(net).__name__} returned no loss for an evaluation batch with {', '.join(batch)}; give"
+            " the evaluation set labels"
+        )
+    return float(loss)

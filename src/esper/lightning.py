@@ -7,7 +7,7 @@
     module = growth.finish()
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
@@ -17,6 +17,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError
 
@@ -27,8 +28,8 @@ VALIDATED_BATCHES: Final = 32
 class GrowthCallback(Callback):
     """Callback that attaches slots in ``setup`` and lets a controller decide after every validation.
 
-    Seeds are evaluated by the loss that ``validation_step`` returns. Lightning checkpoints include the seeds,
-    so ``fit(…, ckpt_path=…)`` restores the seeds.
+    Seeds are evaluated by ``monitor``, or else by the loss that ``validation_step`` returns. Lightning
+    checkpoints include the seeds, so ``fit(…, ckpt_path=…)`` restores the seeds.
 
     Args:
         sample: Input for one call of the network, such as the inputs of one batch; the call serves to find
@@ -37,21 +38,36 @@ class GrowthCallback(Callback):
             LightningModule itself is the network.
         batches: Number of validation batches per measurement. After every validation the network is measured
             once with all seeds, and once per seed with that seed switched off.
+        monitor: Name of a value that ``validation_step`` logs for every batch, such as ``"val_acc"``.
+        mode: Direction of ``monitor``: ``"min"`` for a loss, ``"max"`` if larger values are better.
         settings: Further arguments of ``esper.Growth``, such as ``slots`` and ``controller``.
 
+    Raises:
+        EsperError: ``monitor`` was given without ``mode``.
+
     Example:
-        >>> growth = esper.lightning.GrowthCallback(sample=batch)
+        >>> growth = esper.lightning.GrowthCallback(sample=batch, monitor="val_acc", mode="max")
         >>> Trainer(max_epochs=30, callbacks=[growth]).fit(module, train_loader, val_loader)
         >>> module = growth.finish()
     """
 
     def __init__(
-        self, *, sample: Any, net: str | None = None, batches: int = VALIDATED_BATCHES, **settings: Any
+        self,
+        *,
+        sample: Any,
+        net: str | None = None,
+        batches: int = VALIDATED_BATCHES,
+        monitor: str | None = None,
+        mode: str | None = None,
+        **settings: Any,
     ) -> None:
+        mode = "min" if monitor is None and mode is None else mode
+        check_settings(mode)
         self._sample = sample
         self._attribute = net
         self._batches = batches
-        self._settings = {"higher_is_better": False, **settings}
+        self._monitor = monitor
+        self._settings = {"mode": mode, **settings}
         self._growth: Growth | None = None
         self._loaded: dict[str, Any] | None = None
 
@@ -93,8 +109,8 @@ class GrowthCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure the seeds on the first validation batches and let the controller decide."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            losses = lambda: list(self._losses(trainer, pl_module))  # noqa: E731
-            for event in self.growth.end_epoch(losses):
+            values = lambda: list(self._values(trainer, pl_module))  # noqa: E731
+            for event in self.growth.end_epoch(values):
                 rank_zero_info(str(event))
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,28 +120,45 @@ class GrowthCallback(Callback):
         self._loaded = state_dict
 
     @torch.no_grad()
-    def _losses(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[float]:
-        """Yield the loss that ``validation_step`` returns for each validation batch, without logging."""
+    def _values(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[float]:
+        """Yield the monitored value of each validation batch."""
         pl_module.eval()
-        with _silent(pl_module):
+        with _logged_values(pl_module) as logged:
             for number, batch in enumerate(islice(trainer.val_dataloaders or (), self._batches)):
+                logged.clear()
                 moved = trainer.strategy.batch_to_device(batch)
-                result = pl_module.validation_step(moved, number)
-                loss = result.get("loss") if isinstance(result, dict) else result
-                if not isinstance(loss, Tensor | float):
-                    raise EsperError(
-                        f"validation_step of {type(pl_module).__name__} returned {type(result).__name__};"
-                        " growth decides by its loss, so return that"
-                    )
-                yield float(loss)
+                yield self._value(pl_module, pl_module.validation_step(moved, number), logged)
+
+    def _value(self, pl_module: LightningModule, result: Any, logged: Mapping[str, Any]) -> float:
+        """Return the monitored value of one batch from the result and the logged values of
+        ``validation_step``."""
+        step = f"validation_step of {type(pl_module).__name__}"
+        if self._monitor is None:
+            value = result.get("loss") if isinstance(result, dict) else result
+            problem = (
+                f"{step} returned {type(result).__name__}; growth decides by its loss, so return that, or"
+                " name a logged value with monitor="
+            )
+        else:
+            value = logged.get(self._monitor)
+            problem = (
+                f"{step} logged no number as '{self._monitor}'; monitor= allows what it logs:"
+                f" {', '.join(logged) or 'nothing'}"
+            )
+        if not isinstance(value, Tensor | float | int):
+            raise EsperError(problem)
+        return float(value)
 
 
 @contextmanager
-def _silent(pl_module: LightningModule) -> Iterator[None]:
-    """Disable ``self.log`` and ``self.log_dict``, which Lightning refuses outside of its own loops."""
-    silent: Any = lambda *_args, **_settings: None  # noqa: E731
-    pl_module.log, pl_module.log_dict = silent, silent  # type: ignore[method-assign]
+def _logged_values(pl_module: LightningModule) -> Iterator[dict[str, Any]]:
+    """Collect what ``self.log`` and ``self.log_dict`` are called with; Lightning refuses these calls outside
+    of its own loops."""
+    logged: dict[str, Any] = {}
+    log: Any = lambda name, value, *_args, **_settings: logged.update({name: value})  # noqa: E731
+    log_dict: Any = lambda dictionary, *_args, **_settings: logged.update(dictionary)  # noqa: E731
+    pl_module.log, pl_module.log_dict = log, log_dict  # type: ignore[method-assign]
     try:
-        yield
+        yield logged
     finally:
         del pl_module.log, pl_module.log_dict

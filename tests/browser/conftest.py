@@ -52,7 +52,7 @@ class Server:
     def stop(self) -> tuple[int, str]:
         """Send SIGINT to the server process; return its exit code and error output."""
         self.process.send_signal(signal.SIGINT)
-        _, output = self.process.communicate(timeout=20)
+        _, output = self.process.communicate(timeout=120)
         return self.process.returncode, output
 
 
@@ -82,7 +82,7 @@ def browser() -> Iterator[Browser]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     if not CHROMIUM.exists():
         pytest.skip(f"Chromium is not installed: there is no {CHROMIUM}")
-    playwright.expect.set_options(timeout=20_000)
+    playwright.expect.set_options(timeout=120_000)
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser
@@ -98,7 +98,7 @@ def seen() -> Seen:
 def page(browser: Browser, seen: Seen) -> Iterator[Page]:
     """Yield a web page that must log no errors and must send no request to another machine."""
     opened = browser.new_page(viewport={"width": 1400, "height": 900})
-    opened.set_default_timeout(20_000)
+    opened.set_default_timeout(120_000)
     opened.on("console", lambda entry: seen.errors.append(entry.text) if entry.type == "error" else None)
     opened.on("pageerror", lambda error: seen.errors.append(str(error)))
     opened.on(

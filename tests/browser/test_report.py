@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.karn.report import render_report
+from esper.karn.page.sections import render_report
 from esper.karn.run import open_run
 from tests.karn.serving import training, write_run
 

@@ -150,7 +150,7 @@ def check_alive_for_other_rng_seeds(case: Case) -> None:
     seed incubates and when it is blended."""
     kinds = KINDS_OF[HOSTS[case.kind].topology]
     # To save time, each host of a topology is tested with only some of the rng seeds for initial weights.
-    # Other checks use rng seed 0.
+    # The other checks of the contract use initial weights of rng seed 0 only.
     for rng_seed in RNG_SEEDS[1:][kinds.index(case.kind) :: len(kinds)]:
         trial = planted(case, rng_seed=rng_seed)
         born = trial.state()

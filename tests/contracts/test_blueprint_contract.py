@@ -67,13 +67,13 @@ class Regularised(nn.Sequential):
 
 
 @pytest.mark.parametrize("case", contract("feature_map", ["cross"]) + contract("tokens", ["remember"]))
-def test_seeds_of_the_example_blueprints_follow_all_rules_for_seeds(case: Case) -> None:
+def test_seeds_of_the_example_blueprints_keep_the_contract_of_blueprints(case: Case) -> None:
     with registered("cross", own_blueprint.Cross), registered("remember", own_blueprint.Remember, "tokens"):
         check_contract(case)
 
 
 @pytest.mark.parametrize("case", contract("feature_map", ["regularised"], widths=[4]))
-def test_seed_with_batch_norm_and_dropout_follows_the_rules_for_seeds(case: Case) -> None:
+def test_seed_with_batch_norm_and_dropout_keeps_the_contract_of_blueprints(case: Case) -> None:
     with registered("regularised", Regularised):
         check_contract(case, alive=False)
 

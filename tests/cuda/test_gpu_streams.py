@@ -41,7 +41,7 @@ def test_step_of_several_environments_reads_their_gpu_twice(monkeypatch: pytest.
 
 
 def test_environments_on_separate_cuda_streams_give_nearly_the_results_of_separate_runs() -> None:
-    """Allow the differences of sums that a GPU adds up in varying order."""
+    """A tolerance is needed, because a GPU adds up the terms of a sum in varying order."""
 
     def losses(envs: tuple[int, ...]) -> list[list[float]]:
         vector = SerialVector(noisy_task(batches_per_epoch=3), rng_seed=0, env_indices=envs, devices=(GPU,))

@@ -1,4 +1,4 @@
-"""Tiny commands of each kind for the search over faults, with what must hold after each fault."""
+"""Tiny commands of each kind, with the conditions that must hold after each injected fault."""
 
 import shutil
 import warnings
@@ -35,7 +35,7 @@ RULES = {*MACHINE_RULES, "compaction"}
 
 
 def rows_of(run: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the rows of all tables but ``resource``, without time columns and alerts about the machine."""
+    """Return all rows except those of table ``resource``, time columns and alerts about the machine."""
     opened = open_run(run)
     return {
         table: [
@@ -56,7 +56,7 @@ def begin_training() -> None:
 
 
 def resume_training() -> None:
-    """Resume the training; one that died before it wrote its configuration has done nothing yet."""
+    """Resume the training, or start it again if the fault came before its configuration was written."""
     try:
         config = config_of_run(RUN)
     except EsperError:
@@ -69,7 +69,7 @@ def resume_training() -> None:
 
 
 def check_training(whole: Path) -> None:
-    """Compare rows, best policy and last checkpoint; an old checkpoint may be left beside the last one."""
+    """Compare rows, best policy and last checkpoint; an older checkpoint may exist, too."""
     latest = Path("checkpoints", (RUN / "checkpoints" / "latest").read_text())
     assert rows_of(whole / RUN) == rows_of(RUN)
     assert files_below(whole / RUN / latest) == files_below(RUN / latest)
@@ -81,7 +81,7 @@ def check_training(whole: Path) -> None:
 
 def begin_growth(*, resume: bool = False) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GrowthWarning)  # the attribute unsaved has the text of the warning
+        warnings.simplefilter("ignore", GrowthWarning)  # Attribute ``unsaved`` has the same text.
         grown = grow(network(), epochs=2, controller="mlp@0:1", show=lambda _: None, out=RUN, resume=resume)
     network_file.save(grown.net.state_dict(), OUT)
     if grown.unsaved is not None:
@@ -120,7 +120,7 @@ def check_run(whole: Path) -> None:
 
 
 def read_run() -> None:
-    """Read what is left, which must be a part of the rows, then run again."""
+    """Read the epoch rows, if a run row was written, then delete the run and run the command again."""
     with suppress(EsperError):
         open_run(RUN).rows(TABLES["epoch"])
     shutil.rmtree(RUN, ignore_errors=True)
@@ -158,7 +158,7 @@ def write_old_report() -> None:
 
 
 def read_report() -> None:
-    """Check that the file is the old report or the new one, then report again."""
+    """Check that the report file is the old or the new report, then write the report again."""
     page = (RUN / "report.html").read_text()
     assert page.endswith(("</html>\n", "</html>", "<!-- old -->")), page[-100:]
     begin_report()
@@ -198,7 +198,7 @@ def check_network(whole: Path) -> None:
 
 
 def nothing() -> None:
-    """Prepare no files."""
+    """Do nothing: the command needs no files."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -218,5 +218,5 @@ COMMANDS: dict[str, Command] = {
 
 
 def register_tasks(set_item: Callable[..., None]) -> None:
-    """Register the small task of a study; that of runs is registered by ``prepare``."""
+    """Register the small task of studies; ``prepare`` registers the task of the other commands."""
     set_item(TASKS, building.NAME, building.TASK)

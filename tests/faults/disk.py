@@ -1,8 +1,9 @@
-"""Shim around the calls of ``os`` that change files: counts them, lets them fail, knows what is durable.
+"""Wrappers of the functions in ``os`` that change files: they count the changes, make a change fail, and
+record which content was flushed to disk.
 
-Python's own files (``open``, ``pathlib``, ``tempfile``) take part, because they are replaced by those of
-``_pyio``, which call ``os``. DuckDB writes Parquet by itself, into a partial folder that is flushed through
-``os.fsync``: its single writes are not counted, its files and folder are.
+Files opened by ``open``, ``pathlib`` and ``tempfile`` are included, because their classes are replaced by
+those of ``_pyio``, which call ``os``. DuckDB writes Parquet files without these functions, into a partial
+folder that Esper flushes by ``os.fsync``: the writes of DuckDB are not counted, the flushes are.
 """
 
 import _pyio
@@ -23,35 +24,35 @@ from esper.files.writer_lock import LOCK_FILE
 
 CHANGES = ("open", "write", "pwrite", "fsync", "replace", "unlink", "rmdir", "mkdir", "truncate", "ftruncate")
 FREEING = ("unlink", "rmdir", "truncate", "ftruncate")
-"""Calls that a full disk does not refuse."""
+"""Functions of ``os`` that succeed on a full disk."""
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 Fault = Literal["full disk", "no permission"]
 
 
 class Disk:
-    """Current folder of this process, with all changes to it counted.
+    """Current folder of this process, in which all changes to files are counted.
 
     Args:
-        before: Function called before every change, with nothing counted meanwhile.
+        before: Function that is called before every change; changes made by this function are not counted.
     """
 
     def __init__(self, before: Callable[[], None]) -> None:
         self.changes = 0
-        """Number of changes so far, including the one about to be made."""
+        """Number of changes so far, including the change that is about to be made."""
         self.fault: Fault | None = None
-        """A full disk refuses all further changes that need room; without permission, one change fails."""
+        """Simulated fault; a full disk makes all changes that need space fail, "no permission" only one."""
         self._before = before
         self._is_off = False
         self._open: dict[int, tuple[str, int]] = {}
         """Path and flags of every open file descriptor."""
         self._files: dict[int, bytes] = {}
-        """Content of every file when it was last flushed, by inode."""
+        """Content that every file had when it was last flushed, by inode."""
         self._folders: dict[int, dict[str, int]] = {}
-        """Names in every folder when it was last flushed, by inode."""
+        """Entries (name and inode) that every folder had when it was last flushed, by inode of the folder."""
         self._pinned: dict[int, int] = {}
         """Open descriptor of every file and folder seen, by inode, so that no inode number is used again."""
         self._real = {name: getattr(os, name) for name in (*CHANGES, "close")}
-        self._real["fsync"] = lambda file: None  # what a power failure leaves is computed here
+        self._real["fsync"] = lambda file: None  # Flushed content is only recorded.
         self._root = os.stat(".").st_ino
         self._flush_all(Path())
 
@@ -88,7 +89,7 @@ class Disk:
                 with self.unwatched():
                     try:
                         self._before()
-                    except OSError as error:  # The command under test would take it for a fault.
+                    except OSError as error:  # The command under test would handle an OSError like a fault.
                         raise AssertionError("the shim failed") from error
                 self._refuse(name)
             found = real(*args, **options)
@@ -113,7 +114,7 @@ class Disk:
             self.fault = None
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
-    # --- what a power failure leaves ----------------------------------------------------------------
+    # --- files after a power failure ----------------------------------------------------------------
 
     def _flushed(self, path: Path, file: int) -> None:
         found = os.fstat(file)
@@ -136,7 +137,7 @@ class Disk:
             self._flushed(path, self._pinned[path.stat().st_ino])
 
     def durable(self, target: Path) -> None:
-        """Write what a power failure would leave now to the new folder ``target``: all that was flushed."""
+        """Write the files as they would be after a power failure to ``target``: only flushed content."""
         self._restore(self._root, target)
 
     def _restore(self, number: int, target: Path) -> None:
@@ -152,10 +153,11 @@ class Disk:
     # --- a process in a copy of the folder ----------------------------------------------------------
 
     def move_to(self, copy: Path) -> None:
-        """Continue in ``copy``, a copy of the current folder; open files are those of the copy afterwards."""
+        """Change to ``copy``, a copy of the current folder, and reopen all open files there."""
         os.chdir(copy)
         for file, (name, flags) in self._open.items():
-            path = name if os.path.exists(name) else os.devnull  # the file was removed while open
+            # A removed file is replaced by the null device.
+            path = name if os.path.exists(name) else os.devnull
             position = None if flags & os.O_APPEND or os.path.isdir(path) else os.lseek(file, 0, os.SEEK_CUR)
             again = self._real["open"](path, flags & ~(os.O_CREAT | os.O_EXCL | os.O_TRUNC))
             os.dup2(again, file, inheritable=False)

@@ -1,15 +1,15 @@
-"""Search over all faults of a command: every change to a file fails, or is the last one of the process.
+"""Fault injection at every change that a command makes to a file: crash, power failure, full disk, missing
+permission.
 
-``explore`` runs a command once. Before change number n of the run
+``explore`` runs a command once and simulates four faults before every change to a file. To simulate a crash,
+the run's folder is copied as it is. To simulate a power failure, the folder is copied without the changes
+that were not flushed to disk. To simulate a full disk, a child process continues the command in a copy of the
+folder, and all changes that need space fail. To simulate a missing permission, a child process continues in a
+copy of the folder, and only the next change fails.
 
-- the folder is copied as it is: the process dies there;
-- the folder is copied as a power failure would leave it: what was not flushed is undone;
-- a child process continues in a copy of the folder with a full disk;
-- a child process continues in a copy of the folder, and change n fails for want of permission.
-
-A child must end with sentences on standard error, and without a traceback. If it reports success, its files
-must be those of the undisturbed run; otherwise its folder is resumed or read like that of a dead process. Of
-equal folders one is resumed.
+A child process must print one-sentence errors and no traceback. If the child process reports success, its
+files must equal those of the undisturbed run; if not, its folder is resumed or read like that of a killed
+process. If several faults leave equal folders, only one of these folders is resumed or read.
 """
 
 import hashlib
@@ -27,34 +27,34 @@ from tests.faults.disk import Disk, Fault, copy_of
 
 
 class Command(NamedTuple):
-    """Command under test; all functions work in the current folder."""
+    """Command under test, as functions that work in the current folder."""
 
     prepare: Callable[[], object]
-    """Creates the files that are there before."""
+    """Create the files that exist before the command starts."""
     work: Callable[[], object]
-    """Runs the command; raises ``EsperError`` or ``SystemExit`` unless it succeeds."""
+    """Run the command; raises ``EsperError`` or ``SystemExit`` unless it succeeds."""
     recover: Callable[[], object]
-    """Resumes or repeats the command after a fault, or reads what it has left."""
+    """Resume or repeat the command after a fault, or read the files that the fault has left."""
     check: Callable[[Path], object]
-    """Asserts that the files after success, or after ``recover``, are those of the folder of a whole run."""
+    """Assert that the files after success, or after ``recover``, equal those of an undisturbed run."""
 
 
 class Explored(NamedTuple):
-    """Numbers of one search."""
+    """Statistics of the fault injection into one command."""
 
     changes: int
-    """Changes to files in an undisturbed run."""
+    """Number of changes to files in an undisturbed run."""
     folders: int
-    """Different folders that faults left."""
+    """Number of different folders that killed processes, power failures and failed children left."""
     successes: int
-    """Children that reported success in spite of their fault."""
+    """Number of child processes that reported success in spite of their fault."""
 
 
 def explore(command: Command, folder: Path) -> Explored:
-    """Run ``command`` with every fault and check each end; ``folder`` is a new folder for all copies.
+    """Run ``command`` with every fault and check the result of each; all copies are made in a new ``folder``.
 
     Raises:
-        AssertionError: A fault has lost or damaged something.
+        AssertionError: A fault has lost or damaged data, or its error message is not one sentence.
     """
     whole, states, warm = (folder / name for name in ("whole", "states", "warm"))
     for path in (folder, whole, states, warm):
@@ -63,8 +63,8 @@ def explore(command: Command, folder: Path) -> Explored:
         os.chdir(path)
         command.prepare()
         if path == warm:
-            command.work()  # What is imported or cached at the first call is no part of the search.
-    place: Path | None = None  # folder of this process if it is a child
+            command.work()  # Imports and caches must not differ between the later runs.
+    place: Path | None = None  # Folder of this process; None in the parent process.
 
     def before_change() -> None:
         nonlocal place
@@ -101,7 +101,7 @@ def explore(command: Command, folder: Path) -> Explored:
 
 
 def _outcome(work: Callable[[], object]) -> list[object]:
-    """Return exit code and standard error of the command."""
+    """Return exit code and standard error of the command ``work``."""
     said = sys.stderr = StringIO()
     sys.stdout = StringIO()
     code: object = 0
@@ -111,7 +111,7 @@ def _outcome(work: Callable[[], object]) -> list[object]:
         code = end.code
     except EsperError as error:
         code = str(error)
-    except BaseException as error:  # Every other class would be a traceback.
+    except BaseException as error:  # An error of another class would end the command with a traceback.
         code = f"Traceback: {error!r}"
     finally:
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
@@ -119,7 +119,7 @@ def _outcome(work: Callable[[], object]) -> list[object]:
 
 
 def _check_end(path: Path, command: Command, whole: Path, states: Path) -> bool:
-    """Check the end of a child process and return whether it reported success."""
+    """Check exit code, messages and files of a child process; return whether the child reported success."""
     code, said = json.loads(path.read_text())
     place = path.with_suffix("")
     where = f"{place.name}: {code} {said}"
@@ -127,7 +127,7 @@ def _check_end(path: Path, command: Command, whole: Path, states: Path) -> bool:
     assert "not foreseen" not in where, where
     assert all(line.startswith("esper: ") for line in said.splitlines()), where
     os.chdir(place)
-    # Without permission to remove a file, a partial file may stay; the next writer removes it.
+    # A partial file may stay if the permission to remove it was missing; the next writer removes the file.
     assert place.name.endswith("-1") or not [*place.rglob(".esper-*")], where
     if code == 0:
         try:
@@ -144,7 +144,7 @@ def _keep(folder: Path, states: Path) -> None:
 
 
 def _name(new: Path, states: Path) -> None:
-    """Rename the folder ``new`` to a digest of its files; partial files count by their number only."""
+    """Rename the folder ``new`` to a digest of its files, without names and contents of partial files."""
     digest = hashlib.sha256()
     for path in sorted(new.rglob("*")):
         name = str(path.relative_to(new))

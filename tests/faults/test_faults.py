@@ -1,4 +1,4 @@
-"""A fault at every change to a file, for one tiny run of each kind; ``faults.py`` says what is exhaustive."""
+"""Fault injection at every change to a file, for one tiny run of each kind of command."""
 
 import os
 import sys
@@ -15,12 +15,12 @@ from tests.integration.training import forked, prepare
 
 
 def search(kind: str, folder: Path) -> None:
-    """Search over the faults of one kind of run in this child process; exit with 1 if one does harm."""
+    """Inject all faults into one kind of command in this child process; exit with 1 if a check fails."""
     prepare(folder / "cache")
     register_tasks(dict.__setitem__)
     torch.set_num_threads(1)
     if kind == "grow":
-        writer_module.LINES_BYTES = 500  # type: ignore[misc]  # every checkpoint converts rows to Parquet
+        writer_module.LINES_BYTES = 500  # type: ignore[misc]  # Rows are converted to Parquet at every checkpoint.
     try:
         found = explore(COMMANDS[kind], folder / "search")
         sys.stderr.write(f"{kind}: {found}\n")
@@ -31,7 +31,7 @@ def search(kind: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", COMMANDS)
-def test_a_fault_at_any_change_to_a_file_loses_nothing(kind: str, tmp_path: Path) -> None:
+def test_no_data_are_lost_by_a_crash_or_disk_error_at_any_change_to_a_file(kind: str, tmp_path: Path) -> None:
     child = forked(search, kind, tmp_path)
     child.join()
     assert child.exitcode == 0

@@ -3,7 +3,7 @@
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -86,7 +86,7 @@ class Trial:
         average = AveragedModel(self.net)
         self.nets.append(average)
         known = {"sample": X[:2], "slots": ["0", "2"], "controller": None, "follow": [average]} | known
-        self.growth = Growth(self.net, self.optimizer, higher_is_better=False, **known)
+        self.growth = Growth(self.net, self.optimizer, mode="min", **known)
         for slot, blueprint in seeds:
             self.growth.germinate(slot, blueprint)
         self.train()
@@ -99,7 +99,9 @@ class Trial:
         self.nets.append(average)
 
         def call() -> None:
-            self.growth = Growth(self.net, self.optimizer, sample=X[:2], follow=[average], rollback=True)
+            self.growth = Growth(
+                self.net, self.optimizer, sample=X[:2], follow=[average], rollback=True, mode="max"
+            )
 
         return call
 
@@ -171,7 +173,7 @@ class Trial:
 
     def _load(self) -> Callable[[], Any]:
         path = self.folder / "net.pt"
-        growth = Growth(network(), sample=X[:2], slots=["0", "2"], controller=None)
+        growth = Growth(network(), sample=X[:2], slots=["0", "2"], controller=None, mode="max")
         growth.germinate("2", "mlp")
         growth.save(path)
         return lambda: esper.load(path, base=self.net)
@@ -204,37 +206,41 @@ class Trial:
     # --- checks ---------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return everything that must not change half-way, by name."""
-        names = {
-            id(p): f"{i} {name}" for i, net in enumerate(self.nets) for name, p in net.named_parameters()
-        }
-        state: dict[str, Any] = {
-            "random": torch.get_rng_state(),
-            "global": (torch.is_grad_enabled(), torch.backends.mha.get_fastpath_enabled()),
-            "groups": [
-                [names.get(id(p), "stranger") for p in group["params"]] + [group["lr"], "initial_lr" in group]
-                for group in self.optimizer.param_groups
-            ],
-        }
-        for parameter, moments in self.optimizer.state.items():
-            state |= {f"{names.get(id(parameter), 'stranger')} {k}": v.clone() for k, v in moments.items()}
-        for number, net in enumerate(self.nets):
-            state |= {f"{number} {name}": value.clone() for name, value in net.state_dict().items()}
-            for path, module in net.named_modules():
-                hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-                kinds = [type(getattr(hook, "__self__", hook)).__name__ for hook in hooks]
-                state[f"module {number} {path}"] = (type(module).__name__, module.training, kinds)
-        if self.growth is not None:
-            network = self.growth.network
-            state["growth"] = repr((self.growth.state_dict(), self.growth._finished))
-            state["seeds"] = [slot.graft is not None for slot in network.slots]
-            state["active"] = [slot.graft and slot.graft.participation for slot in network.slots]
-            state["known"] = {i: graft is network.slots[i].graft for i, graft in network._known.items()}
-        return state
+        return state_of(self.nets, self.optimizer, self.growth)
+
+
+def state_of(
+    nets: Sequence[nn.Module], optimizer: torch.optim.Optimizer, growth: Growth | None
+) -> dict[str, Any]:
+    """Return copies of all state that a public call must change completely or not at all, by name."""
+    names = {id(p): f"{i} {name}" for i, net in enumerate(nets) for name, p in net.named_parameters()}
+    state: dict[str, Any] = {
+        "random": torch.get_rng_state(),
+        "global": (torch.is_grad_enabled(), torch.backends.mha.get_fastpath_enabled()),
+        "groups": [
+            [names.get(id(p), "stranger") for p in group["params"]] + [group["lr"], "initial_lr" in group]
+            for group in optimizer.param_groups
+        ],
+    }
+    for parameter, moments in optimizer.state.items():
+        state |= {f"{names.get(id(parameter), 'stranger')} {k}": v.clone() for k, v in moments.items()}
+    for number, net in enumerate(nets):
+        state |= {f"{number} {name}": value.clone() for name, value in net.state_dict().items()}
+        for path, module in net.named_modules():
+            hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+            kinds = [type(getattr(hook, "__self__", hook)).__name__ for hook in hooks]
+            state[f"module {number} {path}"] = (type(module).__name__, module.training, kinds)
+    if growth is not None:
+        network = growth.network
+        state["growth"] = repr((growth.state_dict(), growth._finished))
+        state["seeds"] = [slot.graft is not None for slot in network.slots]
+        state["active"] = [slot.graft and slot.graft.participation for slot in network.slots]
+        state["known"] = {i: graft is network.slots[i].graft for i, graft in network._known.items()}
+    return state
 
 
 def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    """Return the names under which two states differ."""
+    """Return the names of the entries in which two states differ."""
 
     def is_equal(a: Any, b: Any) -> bool:
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
@@ -245,7 +251,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
 
 
 def faults_of_plain(trial: Trial) -> list[str]:
-    """Return what a finished or abandoned ``esper.grow`` has left behind in networks and optimiser."""
+    """Return the traces that an ended or failed ``esper.grow`` wrongly left in networks and optimiser."""
     held = [id(p) for group in trial.optimizer.param_groups for p in group["params"]]
     modules = [(path, module) for net in trial.nets for path, module in net.named_modules()]
     hooks = [hook for _, module in modules for hook in module._forward_hooks.values()]

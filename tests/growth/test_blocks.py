@@ -45,7 +45,7 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def growing(net: nn.Module, optimizer: Any = None, sample: Any = TOKENS, **settings: Any) -> Growth:
-    return Growth(net, optimizer, sample=sample, controller=None, **settings)
+    return Growth(net, optimizer, sample=sample, controller=None, mode="max", **settings)
 
 
 def evaluate(net: nn.Module) -> Callable[[], list[float]]:
@@ -249,9 +249,13 @@ def loader(count: int) -> DataLoader:
 
 def test_diagnose_tries_one_more_block_of_a_network_with_a_single_block() -> None:
     net, optimizer = trained()
+    lines: list[str] = []
     diagnosis = esper.diagnose(
-        net, loader(128), loader(64), loss=language_loss, optimizer=optimizer, budget=2e8
+        net, loader(128), loader(64), loss=language_loss, optimizer=optimizer, steps=300, show=lines.append
     )
+    assert lines[0].startswith("diagnosis of OneBlock: 3 candidates (stack, mlp_small, attention)")
+    assert "tested: attention, mlp_small, stack; places: 1; trained: 3 of 3." in str(diagnosis)
+    assert diagnosis.cut_short
     assert ("blocks.0", "stack") in {(row.place, row.blueprint) for row in diagnosis.rows}
     assert len(net.blocks) == 1
     grown = esper.plant(copy.deepcopy(net), "blocks.0", "stack", sample=TOKENS)

@@ -18,7 +18,9 @@ from tests.growth.models import GPT, ResNet, mlp
 
 def planted(net: nn.Module, sample: object, *seeds: tuple[str, str], alpha: float = 1.0) -> Growth:
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    growth = Growth(net, optimizer, sample=sample, slots=[slot for slot, _ in seeds], controller=None)
+    growth = Growth(
+        net, optimizer, sample=sample, slots=[slot for slot, _ in seeds], controller=None, mode="max"
+    )
     for slot, blueprint in seeds:
         growth.germinate(slot, blueprint, alpha=alpha)
     with torch.no_grad():
@@ -101,7 +103,7 @@ def test_finished_network_trains_with_the_same_optimiser_and_can_grow_again() ->
     net(x).square().sum().backward()
     optimizer.step()
     assert not [name for name, p in net.named_parameters() if torch.equal(p, before[name])]
-    again = Growth(net, optimizer, sample=x)
+    again = Growth(net, optimizer, sample=x, mode="max")
     # The new growth finds slots at layers of the network, but not at layers inside the earlier seed.
     assert again.slots == ("0", "2")
     again.finish()

@@ -1,5 +1,7 @@
 """``esper.grow``: returned network, resuming, budgets, refusals, learning rates and the compute ledger."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -158,6 +160,11 @@ def test_summary_of_grow_reports_seed_parameters_that_were_merged_into_weights()
     assert "58 → 186, 58 since linear seeds became part of weights" in summary
 
 
+def test_repr_of_the_result_is_one_short_line_without_weights():
+    grown = grow(network(), epochs=1, controller=None, show=lambda _: None)
+    assert repr(grown) == f"Grown(Sequential, 58 parameters, validation loss {grown.epochs[-1].val_loss:.4g})"
+
+
 def test_load_refuses_a_file_that_esper_did_not_save(tmp_path):
     torch.save(network(), tmp_path / "net.pt")
     with pytest.raises(EsperError, match="is no network that esper saved"):
@@ -199,3 +206,13 @@ def test_compute_ledger_of_grow_has_flops_by_purpose_and_seconds_by_phase():
     assert grown.epochs[-1].flops == ledger.charged == ledger.total - flops["validation"]
     assert set(ledger.seconds) == {"train", "measure"}
     assert all(seconds > 0 for seconds in ledger.seconds.values())
+
+
+def test_networks_grow_in_several_threads_at_once():
+    def one(_: int) -> int:
+        net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        grown = grow(net, epochs=2, controller="mlp@0:1", show=lambda _: None)
+        return sum(p.numel() for p in grown.net.parameters())
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(one, range(8))) == [618] * 8

@@ -1,5 +1,7 @@
 """Races in ``esper.grow``: epoch of the first race, compute of races, and seeds planted after a race."""
 
+import math
+import re
 from typing import Any
 
 import pytest
@@ -153,11 +155,51 @@ def test_flop_budget_of_grow_includes_the_compute_of_races() -> None:
 def test_blueprint_with_more_than_max_params_is_no_candidate_of_a_race() -> None:
     grown = grow(linear(), epochs=2, max_params=2_399)
     assert planted(grown) == []
-    assert "nothing was raced: every seed has too many parameters" in grown.summary()
+    assert "nothing was raced: every seed has too many parameters" in str(grown.events[0])
+    assert grown.events[0].epoch == 0
 
 
-def test_summary_of_a_training_too_short_for_a_race_states_that_no_race_was_completed() -> None:
-    assert "no race was run to its end" in grow(linear(), epochs=2).summary()
+def test_training_that_is_too_short_for_a_race_states_this_once_before_the_first_epoch() -> None:
+    # Two epochs of 2,048 samples in minibatches of 32.
+    said: list[str] = []
+    grown = grow(linear(), epochs=2, show=said.append)
+    found = re.fullmatch(
+        r"no race is run: the training has 128 minibatches, and a race needs at least ([\d,]+); train for"
+        r" longer, or diagnose the network and plan what to plant",
+        said[0],
+    )
+    assert found is not None
+    assert said[1].startswith("epoch 1: ")
+    assert [event.kind for event in grown.events] == ["raced"]
+    assert grown.ledger.race == 0
+    assert said[0] in grown.summary()
+
+    epochs = math.ceil(int(found[1].replace(",", "")) / 64)
+    assert all("no race is run" not in str(event) for event in grow(linear(), epochs=epochs).events)
+    assert "no race is run" in str(grow(linear(), epochs=epochs - 1).events[0])
+
+
+def test_flop_budget_that_is_too_small_for_a_race_is_converted_to_minibatches() -> None:
+    # FLOPs of a minibatch: 2 · (8 · 24 + 2 · 24 · 24 + 24 · 2) per sample and forward pass, times 3, times 32
+    # samples.
+    budget = 70 * 3 * 32 * 2 * (8 * 24 + 2 * 24 * 24 + 24 * 2)
+    assert "the training has 70 minibatches" in str(grow(linear(), budget=budget).events[0])
+
+
+def test_loader_without_a_length_leaves_the_race_to_find_out_whether_it_fits() -> None:
+    class Stream:
+        def __iter__(self) -> Any:
+            return iter(loader(0, 2048))
+
+    known = {"loss": nn.functional.cross_entropy, "slots": "0", "show": lambda _: None}
+    grown = esper.grow(linear(), Stream(), loader(1, 512), epochs=2, **known)
+    [event] = grown.events
+    assert (event.epoch, event.sentence[:26]) == (1, "no race was run to its end")
+
+
+def test_forecast_of_races_draws_no_random_numbers() -> None:
+    losses = [grow(linear(), epochs=2, races=races).epochs[-1].train_loss for races in (True, False)]
+    assert losses[0] == losses[1]
 
 
 def test_grow_with_races_resumed_from_a_checkpoint_ends_with_the_weights_of_an_uninterrupted_training(

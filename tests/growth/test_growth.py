@@ -32,7 +32,7 @@ def _same_weights() -> None:
 def started(net: nn.Module | None = None, **known: Any) -> tuple[nn.Module, torch.optim.Optimizer, Growth]:
     net = net or mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    known = {"sample": X, "slots": ["0", "2"], "controller": None} | known
+    known = {"sample": X, "mode": "max", "slots": ["0", "2"], "controller": None} | known
     return net, optimizer, Growth(net, optimizer, **known)
 
 
@@ -55,7 +55,7 @@ def losses(net: nn.Module) -> Callable[[], list[float]]:
 
 
 def test_contribution_is_the_loss_without_the_seed_minus_the_loss_with_it_and_has_a_paired_error() -> None:
-    net, optimizer, growth = started(higher_is_better=False)
+    net, optimizer, growth = started(mode="min")
     growth.germinate("2", "mlp")
     train(net, optimizer)
     [event] = growth.end_epoch(losses(net))
@@ -167,7 +167,7 @@ def test_calibration_recomputes_batch_norm_statistics_for_measuring_and_then_res
 
 
 def test_plan_controller_plants_seeds_in_slots_given_by_names_of_submodules() -> None:
-    net, optimizer, growth = started(controller="mlp@2:1,lora/half@0:2")
+    net, optimizer, growth = started(controller="mlp@2:1,lora/half@0:2", mode="min")
     said = []
     for _ in range(3):
         train(net, optimizer)
@@ -280,7 +280,7 @@ def test_default_controller_plants_and_fossilizes_a_seed_in_a_network_that_is_to
 
     net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    growth = Growth(net, optimizer, sample=x[:2], slots=["0", "2"], higher_is_better=False)
+    growth = Growth(net, optimizer, sample=x[:2], slots=["0", "2"], mode="min")
     said: list[str] = []
     for _ in range(40):
         for i in range(8):
@@ -302,7 +302,7 @@ def test_end_epoch_warns_of_a_seed_whose_weights_did_not_change_in_the_epoch() -
     net, _, growth = started()
     other = torch.optim.SGD(net.parameters(), lr=0.1)
     growth.germinate("2", "mlp")
-    # This optimiser does not hold the parameters of the seed; the optimiser passed to ``Growth`` does.
+    # The optimiser ``other`` does not hold the parameters of the seed, unlike that passed to ``Growth``.
     train(net, other)
     with pytest.warns(
         GrowthWarning, match="epoch 1: mlp in 2 did not change: no gradient or no optimiser step"
@@ -385,7 +385,7 @@ def test_seeds_of_a_frozen_network_are_added_to_an_empty_parameter_group_of_the_
     net = mlp().requires_grad_(False)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     optimizer = torch.optim.SGD([{"params": []}], lr=0.1)
-    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None)
+    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None, mode="max")
     growth.germinate("0", "mlp")
     growth.germinate("2", "lora")
     train(net, optimizer)

@@ -35,12 +35,13 @@ def trainer(folder, callbacks, **settings) -> Trainer:
     arguments = TrainingArguments(
         output_dir=str(folder),
         use_cpu=True,
-        num_train_epochs=3,
         per_device_train_batch_size=8,
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
-        **{"eval_strategy": "epoch", "save_strategy": "epoch", "learning_rate": 1e-2} | settings,
+        **{"eval_strategy": "epoch", "save_strategy": "epoch", "learning_rate": 1e-2}
+        | {"num_train_epochs": 3}
+        | settings,
     )
     return Trainer(model, arguments, train_dataset=Tokens(32), eval_dataset=Tokens(16), callbacks=callbacks)
 
@@ -107,6 +108,51 @@ def test_load_best_model_at_end_restores_weights_and_seeds_of_the_best_checkpoin
     # The weight of lm_head is tied to the embedding, so checkpoints do not contain it.
     assert set(model) - set(best) == {"lm_head.weight"}
     assert all(torch.equal(value, model[name]) for name, value in best.items())
+
+
+def hits(evaluated) -> dict[str, float]:
+    """Return the share of tokens that the logits predict, not shifted by one token."""
+    return {"accuracy": float((evaluated.predictions.argmax(-1) == evaluated.label_ids).mean())}
+
+
+def test_contributions_are_measured_by_the_metric_that_monitor_names(tmp_path):
+    growing = callback(monitor="eval_accuracy", mode="max", compute_metrics=hits)
+    ours = trainer(tmp_path, [growing], num_train_epochs=2)
+    ours.train()
+    tokens, model, growth = Tokens(16).rows, ours.model.eval(), growing.growth
+
+    def accuracy() -> float:
+        return (model(input_ids=tokens).logits.argmax(-1) == tokens).float().mean().item()
+
+    [first, _] = growth.reports()
+    whole, alpha = accuracy(), growth.network.slots[0].held.alpha
+    assert growth.facts.val_score == pytest.approx(whole)
+    alpha.zero_()
+    assert first.counterfactual_contribution == pytest.approx(whole - accuracy(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"monitor": "eval_accuracy", "compute_metrics": hits}, "^mode is missing; pass 'min' if the metric"),
+        ({"mode": "up"}, "^mode is 'up'; pass 'min' if the metric is a loss"),
+        (
+            {"monitor": "eval_accuracy", "mode": "max"},
+            "without compute_metrics; pass the Trainer's compute_m",
+        ),
+    ],
+)
+def test_transformers_callback_refuses_a_monitor_without_its_direction_or_function_at_once(settings, words):
+    with pytest.raises(EsperError, match=words):
+        callback(**settings)
+
+
+def test_transformers_callback_names_the_metrics_if_monitor_is_none_of_them(tmp_path):
+    growing = callback(monitor="eval_f1", mode="max", compute_metrics=hits)
+    with pytest.raises(
+        EsperError, match="compute_metrics returns no 'f1'; monitor= allows eval_loss, accura"
+    ):
+        trainer(tmp_path, [growing], num_train_epochs=1).train()
 
 
 @pytest.mark.parametrize(

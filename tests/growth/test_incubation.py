@@ -8,6 +8,7 @@ from torch import nn
 
 import esper
 from esper.growth import Grown, Growth
+from esper.kasmina.compute import forward_flops
 from esper.leyline import Stage
 from esper.leyline.errors import EsperError
 from tests.growth.models import mlp
@@ -49,9 +50,7 @@ def incubated(blueprint: str | None, epochs: int) -> tuple[nn.Module, Growth, li
     """Train a network with a seed of ``blueprint``; return host weights and output after every epoch."""
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    growth = Growth(
-        net, optimizer, sample=X, slots="2", controller=None, higher_is_better=False, incubation_epochs=2
-    )
+    growth = Growth(net, optimizer, sample=X, slots="2", controller=None, mode="min", incubation_epochs=2)
     if blueprint is not None:
         growth.germinate("2", blueprint)
     course = []
@@ -84,7 +83,7 @@ def test_seed_in_a_users_training_loop_is_blended_in_after_its_incubation_epochs
 def test_one_epoch_of_incubation_changes_every_tensor_of_the_seed() -> None:
     net = network()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    growth = Growth(net, optimizer, sample=X, slots="2", controller=None, incubation_epochs=2)
+    growth = Growth(net, optimizer, sample=X, slots="2", controller=None, incubation_epochs=2, mode="max")
     growth.germinate("2", "mlp")
     born = [p.detach().clone() for p in net[2].esper_slot.parameters()]
     train_epoch(net, optimizer, growth)
@@ -123,4 +122,19 @@ def test_grow_blends_a_seed_in_after_its_incubation_epochs_and_charges_their_com
 def test_growth_refuses_a_negative_or_fractional_number_of_incubation_epochs(epochs: Any) -> None:
     net = network()
     with pytest.raises(EsperError, match=f"^incubation_epochs is {epochs}; it must be"):
-        Growth(net, torch.optim.SGD(net.parameters()), sample=X, incubation_epochs=epochs)
+        Growth(net, torch.optim.SGD(net.parameters()), sample=X, incubation_epochs=epochs, mode="max")
+
+
+def test_flops_include_the_seed_as_soon_as_its_incubation_has_ended() -> None:
+    net = network()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    growth = Growth(net, optimizer, sample=X, slots="2", controller=None, mode="min", incubation_epochs=2)
+    without = growth.flops
+    growth.germinate("2", "mlp_small")
+    flops = []
+    for _ in range(3):
+        train_epoch(net, optimizer, growth)
+        growth.end_epoch(lambda: losses(net))
+        flops.append(growth.flops)
+    assert flops == [without, forward_flops(net, X), forward_flops(net, X)]
+    assert forward_flops(net, X) > without

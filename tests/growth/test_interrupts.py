@@ -37,12 +37,12 @@ assert sum(LINES.values()) + sum(GROWS.values()) == 270
 
 
 def spread(total: int, count: int) -> Iterator[tuple[int, bool]]:
-    """Yield evenly spread lines, in turn for a signal and for an exception that cannot be deferred."""
+    """Yield evenly spread line numbers; True is for a SIGINT, False for an exception raised in the line."""
     for i in range(count):
         yield 1 + total * (2 * i + 1) // (2 * count), i % 2 == 0
 
 
-@pytest.mark.filterwarnings("ignore::esper.growth.GrowthWarning")  # A rollback warns of the metric.
+@pytest.mark.filterwarnings("ignore::esper.growth.GrowthWarning")  # A rollback issues this warning.
 @pytest.mark.parametrize("call", LINES)
 def test_public_call_interrupted_at_any_line_happens_completely_or_not_at_all(
     call: str, tmp_path: Path
@@ -60,7 +60,7 @@ def test_public_call_interrupted_at_any_line_happens_completely_or_not_at_all(
         except KeyboardInterrupt:
             left = trial.state()
         else:
-            left = done  # Fewer lines run than in the first call, which fills caches.
+            left = done  # The call ended before this line, because caches are filled.
         if differences(left, done):
             assert differences(left, before) == [], f"line {line}, {signalled=}"
             trial.optimizer.zero_grad()

@@ -32,6 +32,7 @@ class Classifier(LightningModule):
     def validation_step(self, batch, _index):
         loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
         self.log("val_loss", loss)
+        self.log_dict({"val_acc": (self(batch[0]).argmax(1) == batch[1]).float().mean()})
         return loss
 
     def configure_optimizers(self):
@@ -80,6 +81,52 @@ def test_resumed_lightning_training_ends_with_bit_equal_weights_and_the_same_see
     assert all(torch.equal(v, module.state_dict()[name]) for name, v in twin.state_dict().items())
     # Merging the LoRA seed into a weight changes the output by rounding errors.
     torch.testing.assert_close(other.finish()(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+class WithoutLoss(Classifier):
+    def validation_step(self, batch, index):
+        super().validation_step(batch, index)
+
+
+@pytest.mark.parametrize(("monitor", "mode"), [("val_acc", "max"), ("val_loss", "min")])
+def test_contributions_are_measured_by_the_logged_value_that_monitor_names(tmp_path, monitor, mode):
+    growing = callback(controller="mlp@net.0:1", monitor=monitor, mode=mode)
+    module = WithoutLoss()
+    trainer(tmp_path, growing, max_epochs=2).fit(module, loader(64), loader(16))
+    growth = growing.growth
+    validation = loader(16).dataset.tensors
+
+    def value() -> float:
+        output = module.eval()(validation[0])
+        if monitor == "val_loss":
+            return -nn.functional.cross_entropy(output, validation[1]).item()
+        return (output.argmax(1) == validation[1]).float().mean().item()
+
+    [seed] = [report for report in growth.reports() if report.stage.name != "DORMANT"]
+    alpha, whole = growth.network.slots[0].held.alpha, value()
+    assert growth.facts.val_score == pytest.approx(whole)
+    alpha.zero_()
+    assert seed.counterfactual_contribution == pytest.approx(whole - value(), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"monitor": "val_acc"}, "^mode is missing; pass 'min' if the metric is a loss, 'max' if larger"),
+        ({"monitor": "val_acc", "mode": "up"}, "^mode is 'up'; pass 'min'"),
+    ],
+)
+def test_lightning_callback_refuses_a_monitor_without_its_direction_at_once(settings, words):
+    with pytest.raises(EsperError, match=words):
+        callback(**settings)
+
+
+def test_lightning_callback_names_the_logged_values_if_monitor_is_none_of_them(tmp_path):
+    growing = callback(monitor="val_f1", mode="max")
+    with pytest.raises(
+        EsperError, match="logged no number as 'val_f1'; monitor= allows what it logs: val_lo"
+    ):
+        trainer(tmp_path, growing, max_epochs=1).fit(Classifier(), loader(32), loader(16))
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,7 @@ def test_seed_learns_like_an_ordinary_layer_added_to_the_network_by_hand(name: s
         run = torch.compile(net, backend=backend)
         run(batches()[0][0])
     optimiser = loop.optimiser(net)
-    growth = esper.Growth(run, optimiser, sample=batches()[0][0], slots="block", controller=None)
+    growth = esper.Growth(run, optimiser, sample=batches()[0][0], slots="block", controller=None, mode="max")
     if when == "after":
         run = torch.compile(net, backend=backend)
 

@@ -21,7 +21,7 @@ def trained(**settings: Any) -> tuple[nn.Module, Growth]:
     torch.manual_seed(0)
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.3)
-    known = {"slots": ["0", "2"], "controller": None, "higher_is_better": False}
+    known = {"slots": ["0", "2"], "controller": None, "mode": "min"}
     growth = Growth(net, optimizer, sample=X, **(known | settings))
     growth.germinate("0", "mlp")
     growth.germinate("2", "lora")
@@ -79,11 +79,15 @@ def test_growth_computes_shapley_values_only_if_requested() -> None:
     assert [report.shapley_value for report in growth.reports()] == pytest.approx(values)
 
 
-def test_report_has_one_line_per_slot_with_the_values_of_its_seed() -> None:
+def test_summary_has_parameters_and_seconds_and_one_line_per_slot_with_the_values_of_its_seed() -> None:
     net, growth = trained(shapley=True)
     growth.end_epoch(evaluation(net))
     growth.prune("0")
-    heading, first, second = growth.report().splitlines()
+    top, heading, first, second = growth.summary().splitlines()
+    # The network has 5 · 8 + 8 · 8 + 8 · 3 weights and 8 + 8 + 3 biases, the lora seed 2 · 8 · 8 weights.
+    size = "Sequential with 275 parameters, 128 of them in seeds"
+    assert top == f"epoch 1: {size}; measure {growth.ledger.seconds['measure']:.3g} s"
+    assert repr(growth) == f"Growth({size}, 2 slots, epoch 1)"
     assert heading.split("  ")[:2] == ["slot", "stage"]
     assert first.split() == ["0", "EMBARGOED", *["–"] * 6]
     seed = growth.reports()[1]
@@ -98,7 +102,7 @@ def test_sampled_shapley_values_of_five_seeds_sum_to_their_joint_gain() -> None:
     net = nn.Sequential(*(nn.Linear(5, 5) for _ in range(6)))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     slots = [str(index) for index in range(5)]
-    growth = Growth(net, optimizer, sample=X, slots=slots, controller=None)
+    growth = Growth(net, optimizer, sample=X, slots=slots, controller=None, mode="max")
     for slot in slots:
         growth.germinate(slot, "norm")
     for _ in range(3):
@@ -129,7 +133,7 @@ def test_network_saved_by_growth_is_loaded_as_a_plain_network_with_equal_outputs
     net, sample = case.build(), case.sample()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.05)
     slots = [slot for slot, _ in case.seeds]
-    growth = Growth(net, optimizer, sample=sample, slots=slots, controller=None)
+    growth = Growth(net, optimizer, sample=sample, slots=slots, controller=None, mode="max")
     for slot, (_, blueprint) in zip(growth.slots, case.seeds, strict=True):
         growth.germinate(slot, blueprint, alpha=0.5)
     for _ in range(2):
@@ -153,7 +157,7 @@ def test_file_saved_by_growth_contains_weights_but_neither_sample_input_nor_opti
     net = mlp()
     sample = torch.randn(4096, 5)
     optimizer = torch.optim.Adam(net.parameters())
-    growth = Growth(net, optimizer, sample=sample, slots="2", controller=None)
+    growth = Growth(net, optimizer, sample=sample, slots="2", controller=None, mode="max")
     growth.germinate("2", "mlp")
     net(sample).sum().backward()
     optimizer.step()

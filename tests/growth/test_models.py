@@ -65,7 +65,7 @@ def grown(name: str) -> Grown:
     bare, bare_keys = outputs(net, inputs), list(net.state_dict())
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.02)
     places = [place for place, _ in case.seeds]
-    growth = esper.Growth(net, optimizer, sample=sample, slots=places, controller=None)
+    growth = esper.Growth(net, optimizer, sample=sample, slots=places, controller=None, mode="max")
     attached = same(outputs(net, inputs), bare) and list(net.state_dict()) == bare_keys
     for place, blueprint in case.seeds:
         growth.germinate(place.partition(":")[0], blueprint)

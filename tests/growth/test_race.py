@@ -133,9 +133,8 @@ def test_last_heat_of_a_race_trains_network_and_candidate_jointly_against_a_cont
     assert all(each.runner and each.runner.net is not race.host for each in race.candidates)
     assert all(each.runner is None or each.runner.net is race.host for each in race.out)
     costliest = 1 + max(each.flops for each in race.candidates) / race.host_flops
-    # The control of the race trains for 30 steps in the first heat. In the second heat the control makes
-    # up to three steps per candidate step, until its compute equals 150 steps of the most expensive
-    # candidate.
+    # The control of the race trains for 30 steps in the first heat. In the second heat it makes up to three
+    # times as many steps as a candidate, until its compute equals 150 steps of the most expensive candidate.
     assert race.controls[0].steps == 30 + int(min(3.0, (150 * costliest - 30) / 120) * 120)
 
 

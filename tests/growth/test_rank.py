@@ -43,7 +43,7 @@ def started(
     """Return a network with a ``lora`` seed of rank 8 behind layer 2 after three steps of training."""
     net = mlp()
     optimizer = make(net)
-    known = {"slots": ["0", "2"], "controller": None, "higher_is_better": False}
+    known = {"slots": ["0", "2"], "controller": None, "mode": "min"}
     growth = Growth(net, optimizer, sample=X, **(known | settings))
     growth.germinate("2", "lora")
     for _ in range(3):
@@ -150,7 +150,7 @@ def test_next_step_of_sgd_equals_a_reference_with_momentum_extended_by_zeros() -
 def test_every_new_weight_changes_in_the_next_step() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = adam(net)
-    growth = Growth(net, optimizer, sample=X, slots="0", controller=None)
+    growth = Growth(net, optimizer, sample=X, slots="0", controller=None, mode="min")
     growth.germinate("0", "lora")
     step(net, optimizer)
     growth.raise_rank("0", 12)
@@ -186,12 +186,12 @@ def test_rank_can_be_raised_while_a_loss_is_alive_and_gradients_are_accumulated(
     assert loss.isfinite()
 
 
-def test_slot_table_flops_and_report_count_the_additional_weights() -> None:
+def test_slot_table_flops_and_summary_count_the_additional_weights() -> None:
     _, _, growth = started()
     before = growth.flops
     growth.raise_rank("2", 16)
     assert growth.network.table.seed_params[0].tolist()[1] == 2 * 8 * 16
-    assert "256" in growth.report()
+    assert "256" in growth.summary()
     assert growth.flops > before
 
 
@@ -219,7 +219,7 @@ def test_compiled_network_runs_the_raised_seed_and_reaches_no_recompile_limit() 
     net = Nested()
     compiled = torch.compile(net, backend="eager", dynamic=False)
     optimizer = adam(net)
-    growth = Growth(compiled, optimizer, sample=X, slots="head", controller=None, higher_is_better=False)
+    growth = Growth(compiled, optimizer, sample=X, slots="head", controller=None, mode="min")
     growth.germinate("head", "lora")
     with torch._dynamo.config.patch(recompile_limit=2):
         for rank in (10, 12, 14, 16, 18):
@@ -251,7 +251,7 @@ def test_states_of_growth_network_and_optimiser_resume_bit_for_bit() -> None:
     torch.manual_seed(1)
     other = mlp()
     second = adam(other)
-    again = Growth(other, second, sample=X, slots=["0", "2"], controller=None, higher_is_better=False)
+    again = Growth(other, second, sample=X, slots=["0", "2"], controller=None, mode="min")
     again.load_state_dict(json.loads(json.dumps(kept[0])))
     other.load_state_dict(kept[1])
     second.load_state_dict(kept[2])
@@ -278,7 +278,7 @@ def test_state_of_the_network_alone_builds_the_raised_seed_in_a_fresh_growth() -
     growth.raise_rank("2", 16)
     other = mlp()
     second = adam(other)
-    again = Growth(other, second, sample=X, slots=["0", "2"], controller=None)
+    again = Growth(other, second, sample=X, slots=["0", "2"], controller=None, mode="min")
     other.load_state_dict(net.state_dict())
     assert torch.equal(other(X), net(X))
     again.measure(evaluation(other))
@@ -317,7 +317,7 @@ def test_followed_average_gets_the_new_weights_and_keeps_its_old_ones() -> None:
     net = mlp()
     average = AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
     optimizer = adam(net)
-    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None, follow=[average])
+    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None, mode="min", follow=[average])
     growth.germinate("2", "lora")
     average.update_parameters(net)
     step(net, optimizer)
@@ -470,7 +470,9 @@ def llama(**known: Any) -> LlamaForCausalLM:
 def adapted(net: nn.Module, sample: Any, *slots: str, **settings: Any) -> tuple[Growth, Any]:
     """Return a ``Growth`` that trains only seeds, with a ``lora`` in each slot, and its optimiser."""
     optimizer = torch.optim.AdamW([{"params": []}], lr=0.05)
-    growth = Growth(net.requires_grad_(False), optimizer, sample=sample, slots=slots, controller=None)
+    growth = Growth(
+        net.requires_grad_(False), optimizer, sample=sample, slots=slots, controller=None, mode="min"
+    )
     for slot in slots:
         growth.germinate(slot, "lora", **settings)
     return growth, optimizer
@@ -575,7 +577,7 @@ def test_adapter_of_a_model_in_bfloat16_is_stored_in_float32(tmp_path: Path) -> 
 
 def test_seeds_that_are_no_adapters_are_named_in_one_refusal(tmp_path: Path) -> None:
     net = mlp()
-    growth = Growth(net, adam(net), sample=X, slots=["0", "1", "2"], controller=None)
+    growth = Growth(net, adam(net), sample=X, slots=["0", "1", "2"], controller=None, mode="min")
     with pytest.raises(HostError, match="no seed takes part in the forward pass, so there is no adapter"):
         growth.save_adapter(tmp_path / "adapter")
     growth.germinate("0", "mlp")

@@ -17,7 +17,7 @@ X = torch.zeros(4, 5)
 
 def grow(net: nn.Module, sample: Any = X, slots: Any = "auto", optimizer: Any = None, **known: Any) -> Growth:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1) if optimizer is None else optimizer
-    return Growth(net, optimizer, sample=sample, slots=slots, **known)
+    return Growth(net, optimizer, **({"sample": sample, "slots": slots, "mode": "min"} | known))
 
 
 class Shared(nn.Module):
@@ -71,9 +71,13 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 REFUSALS = {
     "calibration by a number": (lambda: grow(mlp(), calibrate=5), "calibrate is a int; pass a DataLoader or"),
     "calibration once": (lambda: grow(mlp(), calibrate=iter([X])), "calibrate is a list_iterator; pass"),
-    "no direction": (
-        lambda: grow(mlp(), higher_is_better="min"),
-        "higher_is_better is 'min'; pass True, or False for a loss",
+    "no direction of the metric": (
+        lambda: Growth(mlp(), sample=X),
+        "mode is missing; pass 'min' if the metric is a loss, 'max' if larger values are better",
+    ),
+    "wrong direction of the metric": (
+        lambda: grow(mlp(), mode="up"),
+        "mode is 'up'; pass 'min' if the metric is a loss, 'max' if larger values are better",
     ),
     "a limit below 0": (
         lambda: grow(mlp(), max_seeds=-3),
@@ -149,7 +153,7 @@ REFUSALS = {
         "optimizer is str; pass a torch.optim.Optimizer, a",
     ),
     "no network": (
-        lambda: Growth([], None, sample=X),
+        lambda: Growth([], None, sample=X, mode="max"),
         "net is list; pass the torch.nn.Module that is trained",
     ),
     "data parallel": (

@@ -20,7 +20,7 @@ from tests.growth.models import mlp
 
 X, Y = torch.randn(16, 5, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
 GOOD_EPOCHS = 6
-"""Number of epochs before the divergence. Every third epoch gets a snapshot; the last is that of epoch 6."""
+"""Number of epochs before the divergence; snapshots are taken after the third and the sixth epoch."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def _same_weights() -> None:
 def started(**settings: Any) -> tuple[nn.Module, torch.optim.Optimizer, Growth]:
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-    known = {"slots": ["0", "2"], "controller": None, "higher_is_better": False, "rollback": True}
+    known = {"slots": ["0", "2"], "controller": None, "mode": "min", "rollback": True}
     return net, optimizer, Growth(net, optimizer, sample=X, **(known | settings))
 
 
@@ -163,7 +163,7 @@ def test_growth_does_not_roll_back_after_the_maximum_number_of_rollbacks() -> No
 
 def test_rollback_in_the_first_epoch_restores_the_weights_at_the_call_of_bind() -> None:
     net = mlp()
-    growth = Growth(net, sample=X, slots="2", controller=None, higher_is_better=False, rollback=True)
+    growth = Growth(net, sample=X, slots="2", controller=None, mode="min", rollback=True)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     growth.bind(optimizer)
     weights = copy.deepcopy(net.state_dict())
@@ -181,14 +181,7 @@ def test_rollback_also_restores_an_averaged_model_given_as_argument_follow() -> 
     average = AveragedModel(net)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     growth = Growth(
-        net,
-        optimizer,
-        sample=X,
-        slots="2",
-        controller=None,
-        higher_is_better=False,
-        rollback=True,
-        follow=[average],
+        net, optimizer, sample=X, slots="2", controller=None, mode="min", rollback=True, follow=[average]
     )
     growth.germinate("2", "mlp")
     for _ in range(3):

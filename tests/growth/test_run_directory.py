@@ -14,7 +14,7 @@ from rich.console import Console
 
 from esper import open_run
 from esper.karn.log_lines import line_of, log
-from esper.karn.report import render_report
+from esper.karn.page.sections import render_report
 from esper.karn.runs import as_json, listed
 from esper.karn.screen import screen
 from esper.leyline.errors import EsperError, GrowthWarning

@@ -53,7 +53,7 @@ class Facade:
 def test_optimiser_inside_two_wrappers_trains_a_planted_seed() -> None:
     net = mlp()
     optimizer = Facade(Facade(torch.optim.Adam(net.parameters())))
-    Growth(net, optimizer, sample=X, slots="2", controller=None).germinate("2", "mlp")
+    Growth(net, optimizer, sample=X, slots="2", controller=None, mode="max").germinate("2", "mlp")
     born = [p.detach().clone() for p in net[2].esper_slot.parameters()]
     step(net, optimizer)
     assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
@@ -63,7 +63,7 @@ def test_vector_parameters_of_a_seed_are_added_to_the_second_optimiser_if_the_fi
     net = mlp()
     muon = torch.optim.Muon([p for p in net.parameters() if p.ndim == 2])
     adam = torch.optim.AdamW([p for p in net.parameters() if p.ndim != 2])
-    Growth(net, [muon, adam], sample=X, slots="2", controller=None).germinate("2", "mlp")
+    Growth(net, [muon, adam], sample=X, slots="2", controller=None, mode="max").germinate("2", "mlp")
     born = [p.detach().clone() for p in net[2].esper_slot.parameters()]
     step(net, [muon, adam])
     assert not any(map(torch.equal, net[2].esper_slot.parameters(), born))
@@ -75,7 +75,7 @@ def test_seed_after_a_module_without_parameters_joins_the_parameter_group_of_the
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Dropout(0.0), nn.Linear(8, 3))
     groups = [{"params": net[0].parameters(), "lr": 0.1}, {"params": net[3].parameters(), "lr": 0.2}]
     optimizer = torch.optim.SGD(groups)
-    Growth(net, optimizer, sample=X, slots="2", controller=None).germinate("2", "lora")
+    Growth(net, optimizer, sample=X, slots="2", controller=None, mode="max").germinate("2", "lora")
     assert [len(group["params"]) for group in optimizer.param_groups] == [2 + 4, 2]
 
 
@@ -83,7 +83,7 @@ def test_seed_in_a_frozen_backbone_is_trained_by_the_optimiser_of_the_head() -> 
     net = mlp()
     net[:4].requires_grad_(False)
     optimizer = torch.optim.Adam(net[4].parameters())
-    growth = Growth(net, optimizer, sample=X, slots="1", controller=None)
+    growth = Growth(net, optimizer, sample=X, slots="1", controller=None, mode="max")
     growth.germinate("1", "mlp")
     step(net, optimizer)
     step(net, optimizer)
@@ -94,7 +94,7 @@ def test_seed_in_a_frozen_backbone_is_trained_by_the_optimiser_of_the_head() -> 
 def test_prune_removes_all_parameters_state_keys_and_hooks_of_a_seed() -> None:
     net = mlp()
     optimizer = torch.optim.Adam(net.parameters())
-    growth = Growth(net, optimizer, sample=X, slots="2", controller=None)
+    growth = Growth(net, optimizer, sample=X, slots="2", controller=None, mode="max")
     listed = optimizer.param_groups[0]["params"]
     keys = list(net.state_dict())
     growth.germinate("2", "mlp")
@@ -110,7 +110,7 @@ def test_prune_removes_all_parameters_state_keys_and_hooks_of_a_seed() -> None:
 def test_stack_seed_starts_with_weights_and_optimiser_moments_of_the_copied_block() -> None:
     net, x = ResNet(), torch.randn(4, 1, 8, 8)
     optimizer = torch.optim.Adam(net.parameters())
-    growth = Growth(net, optimizer, sample=x, slots="layer2", controller=None)
+    growth = Growth(net, optimizer, sample=x, slots="layer2", controller=None, mode="max")
     step(net, optimizer, x)
     growth.germinate("layer2", "stack")
     assert len(net.layer2) == 3
@@ -125,7 +125,7 @@ def test_stack_seed_starts_with_weights_and_optimiser_moments_of_the_copied_bloc
 def test_seeds_are_also_planted_and_pruned_in_an_averaged_model_passed_to_follow() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
+    growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None, mode="max")
     average = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     growth.follow(average)
     average.update_parameters(net)
@@ -152,7 +152,7 @@ def test_copy_passed_to_follow_after_a_germination_receives_that_seed_and_later_
     net = mlp()
     copies = {"before growth": AveragedModel(net)}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None)
+    growth = Growth(net, optimizer, sample=X, slots=["1", "2"], controller=None, mode="max")
     copies["before the seed"] = AveragedModel(net)
     growth.germinate("2", "mlp", alpha=0.5)
     step(net, optimizer)
@@ -177,7 +177,9 @@ def test_copies_given_as_argument_follow_receive_a_seed_that_a_controller_plants
     net = mlp()
     average, twin = AveragedModel(net), copy.deepcopy(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    growth = Growth(net, optimizer, sample=X, slots="2", controller="mlp@2:1", follow=[average, twin])
+    growth = Growth(
+        net, optimizer, sample=X, slots="2", controller="mlp@2:1", follow=[average, twin], mode="max"
+    )
     growth.end_epoch(lambda: 1.0)
 
     names = [name for name, _ in net.named_parameters()]
@@ -191,7 +193,9 @@ def test_copy_of_a_network_with_a_seed_shares_no_tensor_with_the_original(
     copied: Callable[[nn.Module], nn.Module],
 ) -> None:
     net = mlp()
-    growth = Growth(net, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="2", controller=None)
+    growth = Growth(
+        net, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="2", controller=None, mode="max"
+    )
     growth.germinate("2", "mlp")
     twin = copied(net)
     wanted = twin(X)
@@ -220,7 +224,7 @@ def run(net: nn.Module, optimizer: Any, growth: Growth, scheduler: Any, epochs: 
 def begun() -> tuple[nn.Module, torch.optim.Optimizer, Growth, Any]:
     net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.2), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller="auto")
+    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller="auto", mode="max")
     return net, optimizer, growth, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
 
 
@@ -262,11 +266,10 @@ def test_user_training_resumed_between_plantings_has_bit_equal_weights_and_the_s
 
 
 def test_weights_of_two_distributed_processes_stay_bit_equal_while_the_network_grows(tmp_path: Path) -> None:
-    port = str(29_000 + os.getpid() % 1000)
-    program = [sys.executable, "tests/growth/two_processes.py", port, str(tmp_path)]
+    program = [sys.executable, "tests/growth/two_processes.py", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+        program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
     first, second = ((tmp_path / rank).read_text() for rank in "01")
@@ -279,7 +282,7 @@ def test_end_epoch_warns_once_if_torch_compile_reaches_its_recompile_limit() -> 
     net = mlp()
     compiled = torch.compile(net, backend="eager", dynamic=False)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    growth = Growth(compiled, optimizer, sample=X, slots="2", controller=None)
+    growth = Growth(compiled, optimizer, sample=X, slots="2", controller=None, mode="max")
     growth.germinate("2", "mlp")
     with torch._dynamo.config.patch(recompile_limit=2):
         for size in range(1, 5):
@@ -293,7 +296,9 @@ def test_end_epoch_warns_once_if_torch_compile_reaches_its_recompile_limit() -> 
 def test_finish_of_a_compiled_network_returns_the_uncompiled_network() -> None:
     net = mlp()
     compiled = torch.compile(net, backend="eager")
-    growth = Growth(compiled, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="1", controller=None)
+    growth = Growth(
+        compiled, torch.optim.SGD(net.parameters(), lr=0.1), sample=X, slots="1", controller=None, mode="max"
+    )
     growth.germinate("1", "mlp")
     assert growth.finish() is net
     torch.testing.assert_close(compiled(X), net(X))
@@ -305,7 +310,12 @@ def test_network_with_a_frozen_backbone_and_a_seed_compiles_to_one_graph() -> No
     net[:4].requires_grad_(False)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
     growth = Growth(
-        compiled, torch.optim.SGD(net[4].parameters(), lr=0.1), sample=X, slots="1", controller=None
+        compiled,
+        torch.optim.SGD(net[4].parameters(), lr=0.1),
+        sample=X,
+        slots="1",
+        controller=None,
+        mode="max",
     )
     growth.germinate("1", "mlp")
     gradients = []
@@ -323,9 +333,9 @@ def test_network_with_a_frozen_backbone_and_a_seed_compiles_to_one_graph() -> No
 def test_network_is_recompiled_by_inductor_after_a_seed_was_planted() -> None:
     net = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
     compiled = torch.compile(net)
-    compiled(X).sum().backward()
+    compiled(X)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    growth = Growth(compiled, optimizer, sample=X, slots="0", controller=None)
+    growth = Growth(compiled, optimizer, sample=X, slots="0", controller=None, mode="max")
     growth.germinate("0", "lora")
     twin = copy.deepcopy(net)
     for network in (compiled, twin):
@@ -339,7 +349,7 @@ def test_network_is_recompiled_by_inductor_after_a_seed_was_planted() -> None:
 def test_end_epoch_warns_of_a_deep_copy_that_is_updated_without_the_seeds_of_the_network() -> None:
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None)
+    growth = Growth(net, optimizer, sample=X, slots=["0", "2"], controller=None, mode="max")
     average, snapshot = copy.deepcopy(net), copy.deepcopy(net)
     growth.germinate("2", "mlp")
     step(net, optimizer)

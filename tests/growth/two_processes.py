@@ -4,7 +4,6 @@ Each process writes a digest of all weights and the growth events to a file; a t
 """
 
 import hashlib
-import os
 import sys
 import warnings
 
@@ -23,17 +22,18 @@ def digest(net: nn.Module) -> str:
     return hashlib.sha256(joined).hexdigest()
 
 
-def work(rank: int, port: str, folder: str) -> None:
+def work(rank: int, folder: str) -> None:
     warnings.simplefilter("error")
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     # Initial weights, data and initial weights of seeds differ between the processes.
     torch.manual_seed(rank)
     net = mlp()
     ddp = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05)
-    growth = esper.Growth(ddp, optimizer, sample=torch.randn(4, 5), slots=["1", "2"], controller="mlp@1:1")
+    growth = esper.Growth(
+        ddp, optimizer, sample=torch.randn(4, 5), slots=["1", "2"], controller="mlp@1:1", mode="max"
+    )
     said = []
     for step in range(20):
         loss = ddp(torch.randn(4, 5)).square().mean()
@@ -53,10 +53,11 @@ def work(rank: int, port: str, folder: str) -> None:
     # If the processes did not synchronise their networks, the two digests would differ.
     with open(f"{folder}/{rank}", "w") as file:
         file.write("\n".join([digest(net), *(str(event) for event in said)]))
-    # Process 0 hosts the key-value store of the process group, so process 0 must not end before process 1.
+    # Neither process may close its connections while the other one still uses them.
     dist.barrier()
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    mp.spawn(work, args=tuple(sys.argv[1:]), nprocs=2)
+    # Forked processes have torch imported already.
+    mp.start_processes(work, args=tuple(sys.argv[1:]), nprocs=2, start_method="fork")

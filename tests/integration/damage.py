@@ -1,4 +1,8 @@
-"""Random damage to the files of runs, checkpoints, studies and saved networks."""
+"""Random damage to the files of runs, checkpoints, studies and saved networks.
+
+Each function of type ``Damage`` takes a random generator and the content of a file, and returns the damaged
+content.
+"""
 
 import random
 import re
@@ -6,7 +10,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.integration.hostile import DEEP, DIGITS
+DIGITS = "9" * 5_000
+DEEP = "[" * 1_000 + "]" * 1_000
 
 Damage = Callable[[random.Random, bytes], bytes]
 STRANGE = (
@@ -69,6 +74,10 @@ def cut(rng: random.Random, content: bytes) -> bytes:
     return content[: rng.randrange(len(content))]
 
 
+def empty(rng: random.Random, content: bytes) -> bytes:
+    return b""
+
+
 def zero(rng: random.Random, content: bytes) -> bytes:
     """Replace a block by zero bytes, as some file systems do after a power failure."""
     start = rng.randrange(len(content))
@@ -129,5 +138,5 @@ def drop(rng: random.Random, content: bytes) -> bytes:
 
 
 TEXT_DAMAGE: tuple[Damage, ...] = (
-    *(flip, cut, zero, exchange, exchange, exchange, count, count, rename, rename, swap, repeat, drop),
+    *(flip, cut, zero, empty, exchange, exchange, exchange, count, count, rename, rename, swap, repeat, drop),
 )

@@ -1,8 +1,6 @@
-"""Generators of invalid command lines and of damaged run directories."""
+"""Generators of invalid command lines, and of command lines that read a run."""
 
 import random
-import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_origin
@@ -19,9 +17,8 @@ from esper.scripts.sql_command import SqlConfig
 from esper.scripts.study_command import StudyFlags
 from esper.scripts.train_command import TrainFlags
 from esper.scripts.watch_command import WatchConfig
+from tests.integration.damage import DEEP, DIGITS
 
-DIGITS = "9" * 5_000
-DEEP = "[" * 1_000 + "]" * 1_000
 NO_TEXT = ("a\udc80", "a\0b")
 """Command-line arguments with an undecodable byte and with a zero byte."""
 NO_PATHS = ("x" * 5_000, "/dev/null/x", "/proc/self/nowhere/x", "nowhere/[/b]")
@@ -96,58 +93,6 @@ def _no_value(rng: random.Random, flag: str, kind: Any) -> list[str]:
     if flag == "host":
         return ["[/b]"]
     return [rng.choice(("[/b]", "x" * 5_000, "a\nb", DEEP)), *rng.choice(((), ("--steps", "-1")))]
-
-
-# --- damage ---------------------------------------------------------------------------------------
-
-
-def damaged(rng: random.Random, run: Path, folder: Path) -> Path:
-    """Return a copy of a run in which one file is damaged at random."""
-    copy = folder / "run"
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(run, copy)
-    files = sorted(path for path in copy.rglob("*") if path.is_file() and path.suffix != ".lock")
-    path = rng.choice([path for path in files if path.stat().st_size])
-    rng.choice((flip, cut, empty, remove, nest, exchange, exchange))(rng, path)
-    return copy
-
-
-def flip(rng: random.Random, path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    for _ in range(rng.randrange(1, 6)):
-        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-    path.write_bytes(bytes(content))
-
-
-def cut(rng: random.Random, path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: rng.randrange(len(content))])
-
-
-def empty(rng: random.Random, path: Path) -> None:
-    path.write_bytes(b"")
-
-
-def remove(rng: random.Random, path: Path) -> None:
-    path.unlink()
-
-
-def nest(rng: random.Random, path: Path) -> None:
-    exchange(rng, path, DEEP.encode())
-
-
-STRANGE = (DIGITS.encode(), b"1e308", b"-1", b"null", b'"[/b]"', b'"\xff\xfe"', b'"\\ud800"', b"{}", b"1e999")
-
-
-def exchange(rng: random.Random, path: Path, value: bytes | None = None) -> None:
-    """Replace the value of a random key of a JSON file by an unusual but valid JSON value."""
-    content = path.read_bytes()
-    values = list(re.finditer(rb'(?<=":)\s*(-?[\d.e+-]+|"[^"]*"|null|true|false)', content))
-    if not values:
-        return flip(rng, path)
-    found = rng.choice(values)
-    path.write_bytes(content[: found.start()] + (value or rng.choice(STRANGE)) + content[found.end() :])
-    return None
 
 
 def readings(rng: random.Random, run: Path) -> Iterator[list[str]]:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from esper.karn.run import read_rows
+from esper.leyline.rows import EpisodeRow
 from esper.run.policy_training import train, trained_on
 from esper.run.run_config import TrainingConfig
 from esper.scripts.eval_command import eval_command
@@ -23,14 +25,17 @@ def test_a_policy_is_evaluated_at_the_flop_budget_of_its_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = TrainingConfig(
-        task="tiny", budget="20M", context=True, envs=1, iterations=1, hidden_dim=8, evaluate_episodes=1
+        task="tiny", budget="4M", context=True, envs=1, iterations=1, hidden_dim=8, evaluate_episodes=1
     )  # type: ignore[arg-type]  # text, like on the command line
     train(config, tmp_path / "run")
+    [episode] = read_rows(tmp_path / "run", EpisodeRow)
+    charged = sum(episode.flops[name] for name in ("forward", "backward", "incubation", "counterfactual"))
+    assert 3_000_000 < charged <= 4_000_000
     best = tmp_path / "run" / "best"
     recorded = read_training(best)
     assert recorded == trained_on(config)
     assert recorded is not None
-    assert recorded.budget == 20_000_000
+    assert recorded.budget == 4_000_000
     assert load_policy(best).shape.context
     eval_command([str(best), "--episodes", "2", "--processes", "1"])
     said = capsys.readouterr()

@@ -8,9 +8,30 @@ import pytest
 
 from esper.nissa.writer import RunWriter
 from esper.run.run_config import ConfigError, TrainingConfig
+from esper.scripts.cli import COMMANDS
 from esper.scripts.flags import parse_flags
 from esper.scripts.guard import USAGE_ERROR
 from tests.karn import fake_run
+
+HELP = """
+import sys, time
+from esper.scripts.cli import main
+try:
+    main([sys.argv[1], "--help"])
+except SystemExit as end:
+    assert not end.code
+print("\\n", time.process_time(), *sorted({"torch"} & sys.modules.keys()))
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_every_command_is_fast_and_does_not_import_torch(command: str) -> None:
+    words = [sys.executable, "-c", HELP, command]
+    said = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert command in said[0]
+    seconds, *heavy = said[-1].split()
+    assert heavy == []
+    assert float(seconds) < 1.5, "CPU seconds; usually 0.25"
 
 
 @pytest.mark.parametrize(

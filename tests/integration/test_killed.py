@@ -173,7 +173,7 @@ def die(cache: Path, moment: str, words: list[str]) -> None:
 def test_training_killed_at_any_point_and_resumed_ends_with_the_files_of_an_uninterrupted_training(
     moment: str, undisturbed: Path, cache: Path, tmp_path: Path
 ) -> None:
-    """Also check before the resume that every telemetry row of a finished epoch is read exactly once."""
+    """Before the resume, every telemetry row of a finished epoch must be read exactly once."""
     out = tmp_path / "run"
     die(cache, moment, [*WORDS, "--out", str(out)])
     if moment in FINISHED:

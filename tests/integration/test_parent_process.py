@@ -1,4 +1,4 @@
-"""Worker processes end within five seconds when the process that started them is killed."""
+"""Worker processes end when the process that started them is killed."""
 
 import multiprocessing
 import os
@@ -15,18 +15,20 @@ from torch.distributed import HashStore
 
 from esper.scripts import cli
 from esper.scripts.parent_process import end_with_parent
-from tests.integration.training import forked, gone
+from tests.integration.training import forked, gone, is_alive
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="finds child processes in /proc")
-SECONDS = 300.0
-"""Timeout of these tests in seconds."""
-LIMIT = 5.0
-"""Largest number of seconds between the end of a parent process and that of its workers."""
+SECONDS = 3600.0
+"""Seconds that a worker would live if it did not end with its parent process."""
+START = 300.0
+"""Longest time in seconds that the tests wait for the start of a process."""
+LIMIT = 30.0
+"""Longest time in seconds between the end of a parent process and that of its workers, on a busy machine."""
 
 
 def children_of(parent: int, number: int) -> list[int]:
     """Wait until a process has ``number`` child processes and return their ids."""
-    limit = time.monotonic() + SECONDS
+    limit = time.monotonic() + START
     while time.monotonic() < limit:
         found = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         if len(found) == number:
@@ -39,7 +41,11 @@ def assert_workers_end(parent: BaseProcess, workers: list[int]) -> None:
     parent.kill()
     parent.join()
     limit = time.monotonic() + LIMIT
-    assert all(gone(worker, limit - time.monotonic()) for worker in workers)
+    try:
+        assert all(gone(worker, limit - time.monotonic()) for worker in workers)
+    finally:
+        for worker in filter(is_alive, workers):
+            os.kill(worker, signal.SIGKILL)
 
 
 def train_in_two_processes(out: Path) -> None:
@@ -83,7 +89,7 @@ def test_worker_that_is_blocked_or_stopped_ends_if_its_parent_is_killed(
 ) -> None:
     parent = forked(start, tmp_path / "ready", then)
     workers = children_of(parent.pid, 1)
-    limit = time.monotonic() + SECONDS
+    limit = time.monotonic() + START
     while not (tmp_path / "ready").exists() and time.monotonic() < limit:
         time.sleep(0.02)
     assert_workers_end(parent, workers)
@@ -91,5 +97,7 @@ def test_worker_that_is_blocked_or_stopped_ends_if_its_parent_is_killed(
 
 def test_worker_ends_if_its_parent_ended_before_the_worker_was_bound_to_it(tmp_path: Path) -> None:
     worker = forked(bound_to, 2**30, tmp_path / "ready", wait_in_a_collective)
-    worker.join(LIMIT)
-    assert worker.exitcode == 1
+    worker.join(START)
+    code = worker.exitcode
+    worker.kill()
+    assert code == 1

@@ -59,9 +59,10 @@ def be_killed(mishaps: Path) -> None:
         if own.exists():
             own.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        if any(mishaps.glob(f"*-{iteration}")):
-            # This rank waits, so that the rank that will be killed gets a shard of environments.
-            time.sleep(0.5)
+        # This rank waits for the kill, so that the rank that will be killed gets a shard of environments.
+        limit = time.monotonic() + SECONDS
+        while any(mishaps.glob(f"*-{iteration}")) and time.monotonic() < limit:
+            time.sleep(0.02)
 
     IterationJournal.take = fatal  # type: ignore[method-assign]
 

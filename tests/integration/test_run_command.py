@@ -167,7 +167,7 @@ def test_each_setting_of_the_run_command_changes_the_telemetry_rows(
     changes = {
         "task": "--task other",
         "steps": "--steps 5",
-        "budget": "--budget 40M",
+        "budget": "--budget 8M",
         "controller": "--controller random",
         "rng_seed": "--rng-seed 1",
         "episodes": "--episodes 2",

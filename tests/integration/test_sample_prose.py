@@ -19,6 +19,13 @@ def test_cache_is_cleared_at_the_end(path: str) -> None:
     Args:
         path: Folder of the cache,
             created if missing.
+
+    Returns:
+        Number of batches in the
+        cache.
+
+    Example:
+        >>> count(Path("cache"))
     """  # noqa: D100
 '''
 
@@ -30,6 +37,7 @@ def test_sample_prose_splits_sentences_and_omits_code_and_linter_directives() ->
         ("file:1", "``next`` returns one."),
         ("file:12", "A second process would need a lock."),
         ("file:14", "test_cache_is_cleared_at_the_end"),
+        ("file:15", "Number of batches in the cache."),
         ("file:15", "Return nothing."),
         ("file:15", "path: Folder of the cache, created if missing."),
         ("file:8", "batches in memory"),

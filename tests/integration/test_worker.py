@@ -24,7 +24,7 @@ from esper.run.train_checkpoint import FinishedRunError, config_of_run
 from esper.scripts.guard import USAGE_ERROR
 from esper.scripts.launcher import LOST_OTHERS
 from esper.scripts.train_command import train_command
-from esper.simic.training import handshake
+from esper.simic.training import exchange
 from tests.integration.training import Refused, forked, free_port, sentence_from, tiny
 
 WORDS = (
@@ -136,7 +136,7 @@ def test_worker_ends_with_a_one_sentence_error_if_the_other_rank_never_arrives(
     said = start()
     assert said.startswith(APART)
     assert "1/2 clients joined" in said
-    assert time.monotonic() - began < 60, "the limit is a second"
+    assert time.monotonic() - began < 200, "the limit is one second; the default is 300"
     assert not (tmp_path / "run").exists()
 
 
@@ -150,8 +150,8 @@ def test_ranks_with_different_settings_or_versions_are_refused_with_the_differen
     def other_rank() -> str:
         store = TCPStore("127.0.0.1", port, 2, is_master=False, timeout=timedelta(seconds=SECONDS))
         common = {**worker._common(tiny()), "rng_seed": 7, "torch": "2.0.0"}
-        with pytest.raises(handshake.HandshakeError) as refusal:
-            handshake.agree_on_group(store, 1, 2, common, SECONDS)
+        with pytest.raises(exchange.HandshakeError) as refusal:
+            exchange.agree_on_group(store, 1, 2, common, SECONDS)
         return str(refusal.value)
 
     with ThreadPoolExecutor(1) as pool:

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import LETTER, WIDTH
 from esper.karn.figures import FIGURES, figure_named
-from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.slot_lanes import lanes
 from esper.karn.run import Run, open_run
+from esper.karn.run_result import verdict_picture
 from esper.leyline import Stage
 from esper.leyline.rows import EpochRow, Row, RunRow, SeedRow, UpdateRow
 from tests.karn import fake_run, made_run

@@ -3,7 +3,7 @@ import re
 import pytest
 from rich.cells import cell_len
 
-from esper.karn.drawing.style import STYLE
+from esper.karn.drawing.picture import STYLE
 from esper.karn.palette import INKS, LOOKS
 from esper.leyline.stages import Stage
 

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from esper.files.writer_lock import WriterLock
 from esper.karn.questions.breakdowns import choices, reward, times
-from esper.karn.questions.cost_comparison import verdict
 from esper.karn.questions.episode_selection import (
     EpisodeKey,
     default_episode,
@@ -18,12 +17,12 @@ from esper.karn.questions.episode_selection import (
 )
 from esper.karn.questions.honesty import honesty
 from esper.karn.questions.learning_curves import growth, improvement
-from esper.karn.questions.overview import progress
 from esper.karn.questions.policy_health import beyond, heads, health
 from esper.karn.questions.series import MOST_POINTS
 from esper.karn.questions.worth import interactions
 from esper.karn.run import Run, open_run
-from esper.karn.run_result import differences
+from esper.karn.run_result import differences, verdict
+from esper.karn.runs import progress
 from esper.leyline import OP_NAMES
 from esper.leyline.rows import CounterfactualRow, DecisionRow, EpisodeRow, EpochRow, Row, UpdateRow
 from tests.karn import made_run
@@ -317,12 +316,13 @@ def test_result_of_a_policy_training_averages_scores_parameters_and_flops_over_i
     arms = verdict({"policy": training, "single": single})
     trained, last = arms["policy"], [row for row in of_type(training_rows, EpisodeRow) if row.episode == 2]
 
-    assert (trained.episodes, arms["single"].episodes) == (5, 1)
-    assert trained.test_score.mean == pytest.approx(np.mean([row.test_score for row in last]))
-    assert (trained.test_score.margin or 0) > 0
-    assert arms["single"].test_score.margin is None
-    assert trained.params.mean == np.mean([row.params for row in last])
-    assert trained.flops.mean == np.mean([3_000_000 * row.params for row in last])
+    assert (len(trained.rows), len(arms["single"].rows)) == (5, 1)
+    tested = trained.estimate("test_score")
+    assert tested.mean == pytest.approx(np.mean([row.test_score for row in last]))
+    assert (tested.margin or 0) > 0
+    assert arms["single"].estimate("test_score").margin is None
+    assert trained.mean("params") == np.mean([row.params for row in last])
+    assert trained.flops == np.mean([3_000_000 * row.params for row in last])
 
 
 def test_comparison_of_runs_omits_a_run_without_a_finished_episode(tmp_path):

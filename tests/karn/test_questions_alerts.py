@@ -3,7 +3,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from esper.karn.questions.alerts import MOST_ENTRIES, Alerts, AlertSpan, alerts
+from esper.karn.questions.alerts import MOST_ENTRIES, Alerts, alerts
 from esper.karn.run import open_run
 from esper.leyline.rows import Row
 from tests.karn import made_run
@@ -20,10 +20,10 @@ def test_alert_lasts_from_the_iteration_that_raised_it_to_the_iteration_that_cle
     rows = [alert_row("kl", iteration=3), alert_row("kl", "cleared", iteration=7)]
     found = alerts_of(tmp_path / "cleared", rows)
 
-    assert found.lines[0].spans == (AlertSpan(3, 7),)
+    assert found.lines[0].spans == ((3, 7),)
     assert (found.entries[0].since, found.entries[0].until, found.open) == (3, 7, 0)
     found = alerts_of(tmp_path / "open", [*rows, alert_row("kl", iteration=9)])
-    assert found.lines[0].spans == (AlertSpan(3, 7), AlertSpan(9, None))
+    assert found.lines[0].spans == ((3, 7), (9, None))
     assert (found.entries[0].times, found.entries[0].since, found.entries[0].until) == (2, 3, None)
     assert found.open == 1
 
@@ -31,7 +31,7 @@ def test_alert_lasts_from_the_iteration_that_raised_it_to_the_iteration_that_cle
 def test_alert_about_an_episode_ends_with_the_training_iteration_of_the_episode(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=2, episode=4, attempt=0, iteration=5, epoch=9)])
 
-    assert found.lines[0].spans == (AlertSpan(5, 5),)
+    assert found.lines[0].spans == ((5, 5),)
     assert found.open == 0
 
 
@@ -48,7 +48,7 @@ def test_alerts_of_one_rule_share_a_line_of_the_alert_chart_even_for_different_a
         ("slot", 4, 9),
         ("op", 2, 6),
     ]
-    assert found.lines[0].spans == (AlertSpan(2, 9),)
+    assert found.lines[0].spans == ((2, 9),)
     assert found.lines[0].times == 2
 
 
@@ -61,20 +61,20 @@ def test_alert_intervals_of_one_rule_are_merged_if_they_share_an_iteration_but_n
         alert_row("entropy", scope="style", iteration=10),
     ]
 
-    assert alerts_of(tmp_path, rows).lines[0].spans == (AlertSpan(2, 9), AlertSpan(10, None))
+    assert alerts_of(tmp_path, rows).lines[0].spans == ((2, 9), (10, None))
 
 
 def test_alerts_of_a_run_without_policy_training_are_plotted_by_epoch(tmp_path):
     found = alerts_of(tmp_path, [alert_row("collapse", env=0, episode=0, epoch=4)], iterations=None)
 
-    assert (found.axis, found.lines[0].spans) == ("epoch", (AlertSpan(4, None),))
+    assert (found.axis, found.lines[0].spans) == ("epoch", ((4, None),))
 
 
 def test_alert_without_iteration_is_plotted_at_the_iteration_during_which_it_was_written(tmp_path):
     rows = made_run.training_rows(iterations=3, envs=1, horizon=2)
     found = alerts(open_run(made_run.write(tmp_path / "run", [*rows, alert_row("disk")])))
 
-    assert found.lines[0].spans == (AlertSpan(3, None),)
+    assert found.lines[0].spans == ((3, None),)
 
 
 def test_alert_rule_is_shown_with_the_worst_severity_of_its_alerts(tmp_path):

@@ -14,14 +14,12 @@ from rich.console import Console
 from esper.karn.drawing.picture import numeric_columns
 from esper.karn.figures import FIGURES, figure_named
 from esper.karn.headline import conclude
-from esper.karn.page.sections import head
+from esper.karn.page.sections import head, render_report
 from esper.karn.questions.honesty import honesty
 from esper.karn.questions.learning_curves import growth, improvement
-from esper.karn.questions.overview import done_text, overview, progress
 from esper.karn.questions.policy_health import health
-from esper.karn.report import render_report
 from esper.karn.run import Run, open_run
-from esper.karn.runs import list_lines, listed
+from esper.karn.runs import done_text, list_lines, listed, overview, progress
 from esper.karn.screen import screen
 from esper.karn.terminal import TerminalView
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow

@@ -9,8 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from esper.karn.headline import Fact, comparison_text, conclude
-from esper.karn.page.sections import command
-from esper.karn.report import render_report
+from esper.karn.page.sections import command, render_report
 from esper.karn.run import Run, open_run
 from esper.karn.run_result import compare
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from esper.files.row_files import TELEMETRY
 from esper.files.writer_lock import WriterLock
 from esper.karn.headline import conclude
-from esper.karn.report import render_report
+from esper.karn.page.sections import render_report
 from esper.leyline.rows import EpisodeRow, Row, UpdateRow
 from tests.karn import fake_run, made_run
 from tests.karn.page import read_page

@@ -1,10 +1,11 @@
 from pathlib import Path
+from shutil import copytree
+from time import process_time
 
 import pytest
 
-from esper.karn.questions.overview import run_status
 from esper.karn.run import open_run
-from esper.karn.runs import ListedRun, as_json, find_runs, listed
+from esper.karn.runs import ListedRun, as_json, find_runs, listed, run_status
 from esper.leyline.errors import EsperError
 from esper.nissa.writer import RunWriter
 from tests.karn import fake_run
@@ -72,3 +73,15 @@ def test_damaged_run_is_listed_with_the_reason_why_it_cannot_be_read(tmp_path):
 
     assert as_json(found) == {"path": str(tmp_path), "state": "damaged", "problem": found.problem}
     assert "rows-00000.jsonl, line 1, is not a row of table 'run': Object missing" in found.problem
+
+
+def test_finished_runs_are_listed_in_less_than_10_milliseconds_each(tmp_path):
+    make_episode(tmp_path / "0")
+    for number in range(1, 50):
+        copytree(tmp_path / "0", tmp_path / str(number))
+    listed(tmp_path / "0")
+    began = process_time()
+    found = [listed(path) for path in find_runs(tmp_path)]
+    seconds = process_time() - began
+    assert len(found) == 50
+    assert seconds < 50 * 0.01, "CPU seconds; usually 0.05"

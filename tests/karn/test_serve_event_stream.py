@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+from esper.karn.serve.app import HEARTBEAT_CHECKS, RETRY_MS, run_events
 from esper.karn.serve.folder import RunFolder
-from esper.karn.serve.views import HEARTBEAT_CHECKS, RETRY_MS, run_events
 from tests.karn.serving import lines_of, write_run
 
 QUIET = ": nothing new\n\n"

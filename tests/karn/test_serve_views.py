@@ -55,7 +55,7 @@ def test_served_list_shows_runs_as_pending_if_they_were_not_read_within_the_time
     client, runs, monkeypatch
 ):
     client.rows()
-    monkeypatch.setattr("esper.karn.serve.views.SECONDS_FOR_ROWS", -1.0)
+    monkeypatch.setattr("esper.karn.serve.app.SECONDS_FOR_ROWS", -1.0)
 
     unread = Client(runs).rows(patiently=False)
     assert {row.attributes.get("class") for row in unread.values()} == {"pending"}

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from esper.kasmina import lifecycle
 from esper.kasmina.actuator import Outcome, apply_action, settle
-from esper.leyline import LifecycleOp, Stage
+from esper.leyline import GradientStatistics, LifecycleOp, Stage
 from esper.tolaria.minibatch import Learner, MinibatchResult
 from tests.contracts.matrix import CLIP, Trial, germinate, loss
 from tests.tolaria.building import action
@@ -39,7 +39,7 @@ def epoch(trial: Trial, x: Tensor, y: Tensor) -> MinibatchResult:
     lifecycle.tick(table, 0)
     for slot, norms in result.seeds.items():
         table.record_gradients(
-            0, slot, norm=float(norms.norm()), ratio=1.0, health=1.0, vanishing=False, exploding=False
+            0, slot, GradientStatistics(float(norms.norm()), 1.0, vanishing=False, exploding=False), ratio=1.0
         )
     settle(trial.model, lifecycle.advance(table, 0, trial.model.rules))
     return result

@@ -43,11 +43,11 @@ CASES = [
 
 
 def test_counted_flops_of_convolutions_equal_values_computed_by_hand() -> None:
-    # The seed is of blueprint depthwise, with two branches on 4 channels of 8×8. FLOPs of its depthwise 3×3
-    # layer: 2·64·9·4 = 4608; of its 1×1 layer: 2·64·4·4 = 2048; of the forward pass of the seed: 2·(4608 +
-    # 2048) = 13312. The gradient of a layer's weights, or of its inputs, costs as much as its forward pass.
-    # If the gradient of the seed's input is not needed, the first layer of each branch, a depthwise layer,
-    # computes only the gradient of its weights.
+    # The seed is of blueprint depthwise, with two branches on 4 channels of 8×8. In each branch the depthwise
+    # 3×3 layer has 2·64·9·4 = 4608 FLOPs and the 1×1 layer 2·64·4·4 = 2048, so the forward pass of the seed
+    # has 2·(4608 + 2048) = 13312. The gradient of a layer's weights, or of its inputs, costs as much as its
+    # forward pass. If the gradient of the seed's input is not needed, the first layer of each branch, a
+    # depthwise layer, computes only the gradient of its weights.
     seed = blueprint_named("depthwise", "feature_map").build(4)
     assert count_part(seed, (4, 8, 8)) == PartCost(13312, 2 * 13312, 2 * 13312 - 2 * 4608, 13312)
     # FLOPs of a 3×3 convolution from 4 to 8 channels on the pooled 4×4 map: 2·16·9·4·8 = 9216.

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from esper.kasmina import lifecycle
-from esper.leyline import ActionSpace, LifecycleRules, SlotConfig, SlotTable, Stage
+from esper.leyline import ActionSpace, GradientStatistics, LifecycleRules, SlotConfig, SlotTable, Stage
 
 Checks = tuple[str, ...]
 RULES = LifecycleRules(min_training_epochs=2)
@@ -19,7 +19,9 @@ def incubated(*, epochs: int = 2, health: float = 1.0, exploding: bool = False) 
     table = SlotTable.empty(1, 1)
     table.stage[0, 0] = Stage.TRAINING
     table.epochs_in_stage[0, 0] = epochs
-    table.record_gradients(0, 0, norm=1.0, ratio=1.0, health=health, vanishing=False, exploding=exploding)
+    table.record_gradients(
+        0, 0, GradientStatistics(1.0, health, vanishing=False, exploding=exploding), ratio=1.0
+    )
     return table
 
 

@@ -84,7 +84,7 @@ ACCURACIES = [-0.1, -0.4, -0.6, -0.66, -0.67, -0.68, -0.69, -0.70]
     [
         ([*ACCURACIES, -0.56, -0.56], {9: "divergence"}),
         ([*ACCURACIES, -0.58, -0.58, -0.58], {}),
-        # The losses of the two cases above, multiplied by 10 and shifted by 7, raise the same alarms.
+        # Losses that are multiplied by 10 and shifted by 7 raise the same alarms.
         ([10 * loss + 7.0 for loss in [*ACCURACIES, -0.56, -0.56]], {9: "divergence"}),
         ([10 * loss + 7.0 for loss in [*ACCURACIES, -0.58, -0.58]], {}),
         # A return to the first loss is a divergence; collapses are detected only if the chance-level loss is

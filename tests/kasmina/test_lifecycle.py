@@ -7,7 +7,16 @@ import pytest
 
 from esper.kasmina import lifecycle
 from esper.kasmina.lifecycle import Germination, IllegalMoveError
-from esper.leyline import LEGAL_MOVES, AlphaCurve, LifecycleRules, SlotTable, Stage, StageMove, Style
+from esper.leyline import (
+    LEGAL_MOVES,
+    AlphaCurve,
+    GradientStatistics,
+    LifecycleRules,
+    SlotTable,
+    Stage,
+    StageMove,
+    Style,
+)
 
 RULES = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
 FAST = Germination(seed_id=0, blueprint=1, style=Style.LINEAR_ADD, target=1.0, ramp_epochs=3, seed_params=9)
@@ -41,7 +50,7 @@ class Episode:
     def _record_healthy_gradients(self) -> None:
         if self.table.occupied[0, 0]:
             self.table.record_gradients(
-                0, 0, norm=1.0, ratio=1.0, health=1.0, vanishing=False, exploding=False
+                0, 0, GradientStatistics(1.0, 1.0, vanishing=False, exploding=False), ratio=1.0
             )
 
     def prune(self, epochs: int = 0, curve: AlphaCurve = AlphaCurve.LINEAR) -> None:

@@ -89,7 +89,7 @@ def test_forward_pass_from_the_features_at_a_slot_equals_the_whole_forward_pass(
     h = x = torch.randn(4, 2, 8, 8)
     assert model.segments is not None
     with model.taking_part(model.without(0)):
-        # In this block the first slot's seed is off, because the later call ``model(h, 0)`` blends it in.
+        # The seed of the first slot is off here, because the later call ``model(h, 0)`` blends it in.
         h = model.segments[0](x)
     assert torch.equal(model(h, 0), model(x))
 

@@ -1,6 +1,6 @@
 import pytest
 
-from esper.leyline import BLUEPRINT_IDS, BlendOperator, SeedStateReport, SlotTable, Stage
+from esper.leyline import BLUEPRINT_IDS, BlendOperator, GradientStatistics, SeedStateReport, SlotTable, Stage
 from esper.leyline.reports import freshness, report_slot, report_slots
 from tests.leyline.building import put, space_of
 
@@ -36,7 +36,7 @@ def test_report_of_a_seed_has_the_values_of_its_slot_in_the_slot_table() -> None
         shapley=1.5,
     )
     table.record_contribution(0, 1, 2.0, 0.5)
-    table.record_gradients(0, 1, norm=0.2, ratio=0.1, health=0.9, vanishing=False, exploding=True)
+    table.record_gradients(0, 1, GradientStatistics(0.2, 0.9, vanishing=False, exploding=True), ratio=0.1)
     table.epochs_since_measured[0, 1] = 2
     assert report_slots(table, 0, space_of(3))[1] == SeedStateReport(
         slot_id="r0c1",

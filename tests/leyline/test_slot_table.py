@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from esper.leyline import SlotTable, Stage
+from esper.leyline import GradientStatistics, SlotTable, Stage
 from tests.leyline.building import random_table
 
 
@@ -79,9 +79,9 @@ def test_contribution_velocity_is_a_moving_average_of_contribution_changes() -> 
 
 def test_record_gradients_moves_the_last_gradient_health_to_previous_health() -> None:
     table = SlotTable.empty(1, 1)
-    table.record_gradients(0, 0, norm=0.2, ratio=0.1, health=0.9, vanishing=False, exploding=True)
+    table.record_gradients(0, 0, GradientStatistics(0.2, 0.9, vanishing=False, exploding=True), ratio=0.1)
     assert np.isnan(table.previous_health[0, 0])
-    table.record_gradients(0, 0, norm=0.3, ratio=0.4, health=0.5, vanishing=True, exploding=False)
+    table.record_gradients(0, 0, GradientStatistics(0.3, 0.5, vanishing=True, exploding=False), ratio=0.4)
     assert (table.previous_health[0, 0], table.gradient_health[0, 0]) == (0.9, 0.5)
     assert (table.gradient_norm[0, 0], table.gradient_norm_ratio[0, 0]) == (0.3, 0.4)
     assert (table.vanishing[0, 0], table.exploding[0, 0]) == (1.0, 0.0)

@@ -72,8 +72,8 @@ def before_the_last_lines_go() -> None:
     original = compaction.remove
 
     def hooked(path: Path) -> None:
-        # In a run with iterations, the last JSON Lines file to compact has number 4; without iterations it
-        # has number 0.
+        # The last file that compaction removes is rows-00004.jsonl in a run with iterations, and
+        # rows-00000.jsonl in a run without iterations.
         if path.name in ("rows-00004.jsonl", "rows-00000.jsonl"):
             kill()
         original(path)

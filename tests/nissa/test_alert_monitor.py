@@ -175,9 +175,9 @@ RISING = [0.1, 0.3, 0.2, 0.6, 1.2, 1.8, 2.4]
     ("returns", "tempo", "raised"),
     [
         (RISING, SETTLING, None),
-        # Low entropy of a head raises no alert if the return has risen: the mean of the last three returns
-        # must be above 0.35. This is the best of the first three (0.3) plus the reward of one point of score
-        # (0.05).
+        # Low entropy of a head raises no alert if the return has risen, so that the mean of the last three
+        # returns is above 0.35: the best of the first three returns (0.3) plus the reward of one point of
+        # score (0.05).
         ([0.1, 0.3, 0.2, 0.2, 0.35, 0.35, 0.35], SETTLING, 7),
         ([0.1, 0.3, 0.2, 0.2, 0.36, 0.36, 0.36], SETTLING, None),
         # An abrupt drop of a head's entropy is reported even if the return rises.

@@ -93,7 +93,7 @@ def test_exporting_a_list_column_of_wrong_length_is_refused() -> None:
 def test_tensorboard_event_file_contains_exactly_the_numbers_of_all_exported_rows(
     rows: list[Row], tmp_path: Path
 ) -> None:
-    """Also check that TensorBoard shows all points, although the tables have different step axes."""
+    """TensorBoard must show all points, although the tables have different step axes."""
     exported = export(rows, tmp_path / "out")
 
     found = points_in(tmp_path / "out")

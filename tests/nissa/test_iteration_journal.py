@@ -67,13 +67,13 @@ def test_journal_rows_have_the_time_since_run_start_and_are_omitted_beyond_the_l
 ) -> None:
     for detail in ("summary", "standard"):
         kept = IterationJournal(out, detail, clock=lambda: 107.25)
-        kept.begin(100.0)
+        kept.began = 100.0
         kept.take(2, 0, [fake_run.epoch_row(1)])
     assert [row.t for row in read_rows(out, EpochRow)][1:] == [7.25]
 
 
 def test_only_complete_iterations_are_read_while_a_run_is_written(out: Path) -> None:
-    """Also check a reader that stays open while the run is written."""
+    """The reader, an open ``Run``, exists before the first iteration is written."""
     with RunWriter(out) as writer:
         run = Run(out)
         kept = IterationJournal(out, "standard")

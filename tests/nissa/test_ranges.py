@@ -42,7 +42,7 @@ def outside(rows: Iterable[Row]) -> tuple[list[tuple[str, str, float]], Counter[
 
 @pytest.mark.parametrize("name", ["converged", "exploding", "flipped", "good", "shaped"])
 def test_fractions_and_scores_of_recorded_trainings_are_within_their_ranges(name: str) -> None:
-    """Also check the deliberately broken trainings among the recorded ones."""
+    """The recorded trainings include two that were broken on purpose."""
     found, seen = outside(record.read(name))
 
     assert found == []

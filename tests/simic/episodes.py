@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
 from esper.simic.config import TrainingConfig
 from esper.simic.oracles.trial import uniform_actions
-from esper.simic.rewards.families import FamilyName
-from esper.simic.rewards.reward_log import RewardLog
+from esper.simic.rewards.families import FamilyName, RewardLog
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams
 from esper.tamiyo.policy.observer import Observation

@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.simic.training.handshake import HandshakeError, agree_on_group
+from esper.simic.training.exchange import HandshakeError, agree_on_group
 from esper.simic.training.trainer import Trainer, parts_of
 from tests.tolaria.building import tiny_task
 

@@ -13,10 +13,10 @@ from esper.simic.rewards.families import (
     FamilyName,
     RewardFunction,
     RewardInputs,
+    RewardLog,
     RewardTerms,
     total,
 )
-from esper.simic.rewards.reward_log import RewardLog
 from tests.leyline.building import env_facts, put
 from tests.simic.episodes import (
     AT_ONCE,

@@ -15,13 +15,17 @@ from esper.simic.losses import (
 
 
 def log_probs_of(*ratios: float, head: int = 0) -> Tensor:
-    """Return log-probabilities ``[env, step, head]``: log(ratio) − 1 in one head, 0 in all other heads."""
+    """Return new log-probabilities ``[env, step, head]`` of decisions whose old log-probability is −1.
+
+    The log-probability of one head is log(ratio) − 1 in each step, that of all other heads is 0.
+    """
     logs = torch.zeros(1, len(ratios), 8)
     logs[0, :, head] = torch.tensor(ratios).log() - 1.0
     return logs
 
 
 def old(steps: int, *heads: int) -> Tensor:
+    """Return old log-probabilities ``[env, step, head]``: −1 in the given heads, 0 in all other heads."""
     logs = torch.zeros(1, steps, 8)
     logs[..., list(heads or (0,))] = -1.0
     return logs

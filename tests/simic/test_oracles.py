@@ -31,8 +31,8 @@ def test_optimal_script_reaches_the_optimal_return_of_its_oracle_exactly(oracle:
 
 @pytest.mark.parametrize("oracle", [Lifecycle, Scaffold])
 def test_measurement_noise_does_not_change_the_mean_return_of_an_oracle(oracle: OracleClass) -> None:
-    # Rewards telescope, so a return contains one measurement error. Its standard deviation of 2 points of
-    # score is 5 · 2/100 = 0.1 in the return.
+    # Rewards telescope, so a return contains one measurement error. A standard deviation of 2 points of score
+    # is one of 5 · 2/100 = 0.1 in the return.
     returns = follow(oracle(0, range(300)), SCRIPTS[oracle])
     assert returns.mean() == pytest.approx(oracle.optimum, abs=3 * 0.1 / 300**0.5)
     assert returns.std() == pytest.approx(0.1, rel=0.15)

@@ -30,9 +30,9 @@ class Made:
     ) -> None:
         self.losses, self.seeds, self.cut_short, self.asked = losses, seeds, cut_short, list[StudyRun]()
 
-    def __call__(self, runs: Sequence[StudyRun]) -> list[RunResult]:
+    def __call__(self, runs: Sequence[StudyRun]) -> dict[StudyRun, RunResult]:
         self.asked += runs
-        return [RunResult(run, self._answers(run)) for run in runs]
+        return {run: RunResult(run, self._answers(run)) for run in runs}
 
     def _answers(self, run: StudyRun) -> list[MarkResult] | None:
         losses = self.losses(run)

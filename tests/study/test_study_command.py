@@ -1,17 +1,20 @@
 """Studies with ``esper study`` that are interrupted, killed, resumed or refused."""
 
 import os
+import re
+import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import polars
 import pytest
 
 from esper.scripts import cli
 from esper.scripts.guard import INTERRUPTED
-from esper.study.study_journal import FOLDER, LINES_FILE
+from esper.study.study_journal import FOLDER, LINES_FILE, decoded_line
 from tests.integration.training import forked, sentence_of
 
 SMOKE = Path(__file__).parents[2] / "examples" / "smoke_study.toml"
@@ -99,16 +102,34 @@ def test_another_study_in_the_same_folder_is_refused_and_the_differences_are_pri
     assert "differs in budget, rng_seeds; go on with the file as it was, or choose another --out" in sentence
 
 
+def test_journal_of_version_0_1_whose_lines_have_no_checksum_is_continued(undisturbed, tmp_path):
+    out = tmp_path / "smoke"
+    shutil.copytree(undisturbed, out)
+    journal = out / FOLDER / LINES_FILE
+    results = [decoded_line(line) for line in journal.read_bytes().splitlines()]
+    journal.write_bytes(b"".join(msgspec.json.encode(result) + b"\n" for result in results))
+    cli.main(["study", str(SMOKE), "--out", str(out), "--processes", "1"])
+    assert journal.read_bytes().count(b"\n") == len(results) == RUNS
+    assert (out / "table.md").read_bytes() == (undisturbed / "table.md").read_bytes()
+
+
 def test_a_study_file_with_a_new_comment_is_the_same_study(undisturbed, tmp_path):
     other = tmp_path / "other.toml"
     other.write_text("# the same\n" + SMOKE.read_text())
     cli.main(["study", str(other), "--out", str(undisturbed), "--processes", "1"])
 
 
-def test_study_with_a_damaged_journal_line_is_refused_with_the_line_number(undisturbed, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "damage",
+    [lambda line: line[:-5], lambda line: re.sub(rb'"val_loss":[0-9]', b'"val_loss":7', line, count=1)],
+)
+def test_study_with_a_damaged_journal_line_is_refused_with_the_line_number(
+    damage, undisturbed, tmp_path, capsys
+):
     journal = undisturbed / FOLDER / LINES_FILE
     whole = journal.read_bytes()
     first, _, rest = whole.partition(b"\n")
-    journal.write_bytes(first[:-5] + b"\n" + rest)
+    assert damage(first) != first
+    journal.write_bytes(damage(first) + b"\n" + rest)
     assert f"line 1 of '{journal}' is damaged" in sentence_of(capsys, "study", SMOKE, "--out", undisturbed)
     journal.write_bytes(whole)

@@ -86,8 +86,8 @@ def test_only_the_blended_seed_whose_gradient_overflows_is_pruned() -> None:
     with torch.no_grad():
         env.model.slot(2).seed[0].bias.fill_(1e25)  # type: ignore[index,operator,union-attr]
     env.step(WAIT)
-    # Loss and logits of this network are finite. The gradient of the output layer is not finite, but would be
-    # finite without the seed of slot 2.
+    # With the huge bias in the seed of slot 2, loss and logits are finite, but the gradient of the output
+    # layer is not. Without the seed of slot 2 the gradient would be finite.
     assert [(row.slot, row.to_stage) for row in governed(sink)] == [(2, Stage.PRUNED)]
     assert stages_of(env)[1] == Stage.HOLDING, "the other seed is kept"
     assert all(torch.isfinite(p).all() for p in env.model.parameters())

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from esper.kasmina.health import GradientStatistics
-from esper.leyline import SlotTable
-from esper.tolaria.epoch import EpochTraining, record_gradients
+from esper.leyline import GradientStatistics, SlotTable
+from esper.tolaria.minibatch import EpochTraining, record_gradients
 
 
 @pytest.mark.parametrize(("host_norm", "ratio"), [(4.0, 0.5), (0.0, math.nan)])

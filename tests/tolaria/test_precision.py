@@ -9,9 +9,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from esper.leyline import BlueprintAction, Stage
 from esper.leyline.rows import EpochRow, TransitionRow
-from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, Device
+from esper.tolaria.devices import DEFAULT_DEVICE, HOST, Amp, Compute, Device
 from esper.tolaria.env import MorphEnv
-from esper.tolaria.precision import HOST
 from tests.tolaria.building import (
     WAIT,
     ListSink,

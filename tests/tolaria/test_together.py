@@ -1,4 +1,5 @@
-"""Environments that step together: reads per device, order of launches, seconds, and float32 measurements."""
+"""Steps of several environments together: number of reads per device, order in which training is launched,
+recorded seconds, and results read as float32."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

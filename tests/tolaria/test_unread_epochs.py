@@ -13,6 +13,7 @@ from esper.leyline import BlueprintAction, LifecycleRules
 from esper.leyline.rows import EpochRow, TransitionRow
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.host_training import train_together
+from esper.tolaria.minibatch import EpochTraining
 from esper.tolaria.tasks import TaskSpec
 from tests.tolaria.building import WAIT, ListSink, bits, noisy_task, plant, run, started, token_task
 from tests.tolaria.reads import counted_reads, step_counts
@@ -46,9 +47,10 @@ def test_training_epoch_with_blended_and_incubating_seeds_reads_no_tensor_from_t
 # --- comparison with checked minibatches -----------------------------------------------------------
 
 
-def not_finite() -> DeviceWork[None]:
-    """Return None without a read, as for an epoch with a non-finite loss."""
+def not_finite() -> DeviceWork[EpochTraining]:
+    """Return the result of an epoch with a non-finite loss, without a read."""
     yield from ()
+    return EpochTraining(finite=False)
 
 
 def checking(env: MorphEnv) -> MorphEnv:
@@ -58,7 +60,7 @@ def checking(env: MorphEnv) -> MorphEnv:
     def begin_epoch(epoch: int) -> None:
         begin(epoch)
         env.host._start = lambda: None
-        env.host._unread.read = not_finite  # type: ignore[method-assign]
+        env.host._training.read = not_finite  # type: ignore[method-assign]
 
     env.host.begin_epoch = begin_epoch  # type: ignore[method-assign]
     env.host.train_minibatch = lambda *batch: None  # type: ignore[method-assign]

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError
 
 _PREFIX, _SUFFIX = ".esper-", ".partial"
 
@@ -85,12 +85,21 @@ def write_folder_durably(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 @contextlib.contextmanager
-def save_errors(path: Path) -> Iterator[None]:
-    """Convert an ``OSError`` inside the context to a ``SaveError`` about ``path``."""
+def save_errors(
+    path: Path, error_type: type[EsperError] = SaveError, *, kind: str = "", remedy: str = ""
+) -> Iterator[None]:
+    """Convert an ``OSError`` inside the context to an error about ``path``.
+
+    Args:
+        path: File or folder that is written.
+        error_type: Type of the error to raise.
+        kind: Start of the error message, such as "run directory ".
+        remedy: End of the error message, such as "; choose another one".
+    """
     try:
         yield
     except OSError as error:
-        raise SaveError(f"'{path}' cannot be written: {error.strerror}") from None
+        raise error_type(f"{kind}'{path}' cannot be written: {error.strerror}{remedy}") from None
 
 
 def make_folder(folder: Path) -> None:
@@ -119,7 +128,7 @@ def partial_of(path: Path) -> Path:
 def remove_partials(folder: Path, *, below: bool = False) -> None:
     """Remove partial files and folders that dead processes left in ``folder``; raises ``OSError``.
 
-    No other process may be writing there.
+    No other process may be writing in ``folder``.
 
     Args:
         folder: Folder of files that were written by ``write_durably``.

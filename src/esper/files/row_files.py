@@ -21,8 +21,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 
 from esper.files.writer_lock import LOCK_FILE
-from esper.leyline.errors import EsperError
-from esper.leyline.rows import SCHEMA_VERSION, TABLES
+from esper.leyline import SCHEMA_VERSION, TABLES, EsperError
 
 TELEMETRY: Final = "telemetry"
 UNFINISHED: Final = "unfinished-"

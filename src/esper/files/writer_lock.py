@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from esper.leyline.errors import RunDirectoryError
+from esper.leyline import RunDirectoryError
 
 LOCK_FILE: Final = "writer.lock"
 TRIES: Final = 100
@@ -33,9 +33,9 @@ class WriterLock:
             _lock(self._file)
         except OSError as error:
             self.release()
-            is_held = isinstance(error, BlockingIOError)
-            reason = "is being written by another process; let it finish, or stop it"
-            reason = reason if is_held else f"cannot be written: {error.strerror}"
+            reason = f"cannot be written: {error.strerror}"
+            if isinstance(error, BlockingIOError):
+                reason = "is being written by another process; let it finish, or stop it"
             raise RunDirectoryError(f"run directory '{telemetry.parent}' {reason}") from error
 
     def check(self) -> None:
@@ -65,13 +65,11 @@ def _lock(file: int) -> None:
 
 def is_being_written(telemetry: Path) -> bool:
     """Return whether a running process holds the writer's lock."""
-    try:
-        with (telemetry / LOCK_FILE).open() as file:
+    with suppress(FileNotFoundError), (telemetry / LOCK_FILE).open() as file:
+        try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+        except BlockingIOError:
+            return True
     return False
 
 

@@ -8,7 +8,7 @@ candidate. The diagnosis runs on copies of the network and restores random state
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from torch import nn
@@ -20,9 +20,10 @@ from esper.growth.growth import Growth
 from esper.growth.race import Course, Heat, race_of
 from esper.growth.race_runners import Blueprints, Limit
 from esper.growth.torch_wrappers import unwrapped
+from esper.karn.notation import clock
 from esper.kasmina.sites import find_sites
 from esper.kasmina.transaction import Transaction
-from esper.leyline.errors import BlueprintError, HostError
+from esper.leyline.errors import BlueprintError, DataError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("stack", "conv_light", "conv_heavy"),
@@ -30,6 +31,8 @@ BLUEPRINTS: Final[Blueprints] = {
     "features": ("stack", "lora", "mlp_small"),
 }
 """Default candidates for each topology: one more block, a cheap side module and a larger one."""
+DIAGNOSIS_STEPS: Final = 1_500
+"""Largest compute of a diagnosis by default, in training steps of the network."""
 DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
 
 
@@ -39,14 +42,19 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
     val_loader: Iterable[Any],
     *,
     loss: Loss,
-    minutes: float = 2.0,
-    budget: float = math.inf,
+    steps: int = DIAGNOSIS_STEPS,
+    minutes: float = math.inf,
     slots: str | Sequence[str] = "auto",
     blueprints: Sequence[str] | None = None,
     sample: Any = None,
     optimizer: Optimizer | None = None,
+    show: Callable[[str], object] = print,
 ) -> Diagnosis:
     """Measure whether a seed at some site, or training longer, would lower the validation loss.
+
+    Without ``blueprints``, the candidates are one more block where the network has blocks, and side modules;
+    candidates that are larger than the network are left out. The largest cost is shown before candidates are
+    trained.
 
     Args:
         net: Network to diagnose; the network is not changed.
@@ -54,14 +62,15 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
             ``loss(net(*inputs), target)``, all others as ``loss(net, batch)``.
         val_loader: Validation batches.
         loss: Loss function, called with output and target, or with network and batch.
+        steps: Largest compute of the diagnosis, as a number of training steps of the network.
         minutes: Largest duration of the diagnosis in minutes.
-        budget: Largest compute of the diagnosis in FLOPs.
         slots: Names or globs of the submodules after which seeds are tried, or ``"auto"``.
-        blueprints: Names of the blueprints to try; two per topology unless given.
+        blueprints: Names of the blueprints to try.
         sample: Input that the network is called with; required if it cannot be read from a training batch.
         optimizer: Optimiser whose copy trains the control (the network without a seed) at its initial
             learning rate; without an optimiser, the control is trained by Adam at the best of three learning
             rates.
+        show: Function that receives the line with candidates and cost.
 
     Returns:
         Diagnosis with a verdict and a table of candidates; its method ``plant`` plants the recommended seed.
@@ -71,10 +80,12 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         BlueprintError: No blueprint fits any site.
 
     Example:
-        >>> diagnosis = esper.diagnose(net, train, validation, loss=F.cross_entropy, minutes=1)
+        >>> diagnosis = esper.diagnose(net, train, validation, loss=F.cross_entropy, steps=400)
         >>> net = diagnosis.plant(net)
     """
-    limit = Limit(60.0 * minutes, budget)
+    if not steps > 0 or not minutes >= 0:
+        raise DataError(f"steps is {steps} and minutes {minutes}; both must be positive numbers")
+    limit = Limit(60.0 * minutes, steps=steps)
     net = unwrapped(net)
     with race_of(net, train_loader, val_loader, loss, optimizer, limit, DIAGNOSIS) as race:
         sample = inputs_of(race.training[0]) if sample is None else sample
@@ -82,12 +93,25 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)
         sites = find_sites(race.host, slots, sample)
         race.find_candidates(sites, tried, sample)
+        if named is None:
+            size, fitting = sum(p.numel() for p in race.host.parameters()), race.candidates
+            race.candidates = [c for c in fitting if c.parameters <= size and c.flops <= race.host_flops]
+            if fitting and not race.candidates:
+                raise BlueprintError(
+                    f"every candidate is larger than the network of {size:,} parameters; to try them all the"
+                    f" same, name them: blueprints={list(dict.fromkeys(c.blueprint for c in fitting))}"
+                )
         if not race.candidates:
             reasons = {site.refusal for site in sites if site.refusal} if named == ["stack"] else ()
             because = f" ({min(reasons)})" if reasons else ""
             raise BlueprintError(
                 f"none of the blueprints fits a place{because}; name others with blueprints=[…]"
             )
+        tested = ", ".join(dict.fromkeys(each.blueprint for each in race.candidates))
+        show(
+            f"diagnosis of {race.name}: {len(race.candidates)} candidates ({tested}), compute of at most"
+            f" {steps} training steps, about {clock(limit.expected_seconds)} (h:mm:ss) here"
+        )
         race.run()
         diagnosis = race.diagnosis()
         diagnosis.sample = sample
@@ -121,7 +145,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
     """
     before = Transaction([unwrapped(net)])
     try:
-        growth = Growth(net, sample=sample, slots=place, controller=None)
+        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None)
         if len(growth.slots) != 1:
             names = ", ".join(growth.slots)
             raise HostError(
@@ -130,7 +154,7 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
         is_block = blueprint == "stack" and growth.network.sites[0].insertion is not None
         growth.germinate(growth.slots[0], blueprint, zero=zero and is_block)
         growth.finish(merge=False)
-    except BaseException:  # An interrupt by Ctrl-C also removes the slots.
+    except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the slots, too.
         before.undo()
         raise
     return net

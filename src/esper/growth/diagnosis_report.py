@@ -81,7 +81,7 @@ def decide(
     """
     ran = [(-row.steps, row.change.mean, row) for row in rows if row.change and row.beyond]
     if not ran:
-        return "unclear", None, "there was no time to train a candidate: allow more minutes"
+        return "unclear", None, "no candidate could be trained within the limit: allow more steps or minutes"
     best = min(ran, key=lambda each: each[:2])[2]
     assert best.change is not None
     assert best.beyond is not None
@@ -129,11 +129,17 @@ class Diagnosis:
     seconds: float
     flops: float
     """FLOPs that the diagnosis used."""
+    cut_short: bool = False
+    """Whether the limit of steps or minutes ended the diagnosis before all candidates had been compared."""
     realised: list[Realised] = field(default_factory=list)
     sample: Any = field(default=None, repr=False)
     """Input that the network was called with in the diagnosis."""
     probe: Probe | None = field(default=None, repr=False)
     base: Tensor | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        best = "" if self.place is None else f", {self.blueprint} at {self.place}"
+        return f"Diagnosis({self.network}: {self.verdict}{best}; {len(self.rows)} candidates)"
 
     @property
     def fit(self) -> str:
@@ -205,10 +211,19 @@ class Diagnosis:
         return [
             f"{self.network}: {self.verdict}{named}",
             f"{self.reason}.",
+            self._tested(),
             f"validation loss {significant(self.val_loss)}, training loss {significant(self.train_loss)};"
             f" {self.fit}.",
             *(f"{each}." for each in self.realised),
         ]
+
+    def _tested(self) -> str:
+        """Return the sentence that names what was tested."""
+        trained = [row for row in self.rows if row.steps]
+        blueprints = ", ".join(sorted({row.blueprint for row in self.rows}))
+        places = len({row.place for row in self.rows})
+        cut = " It was cut short by its limit." if self.cut_short else ""
+        return f"tested: {blueprints}; places: {places}; trained: {len(trained)} of {len(self.rows)}.{cut}"
 
     def _table(self) -> list[tuple[str, ...]]:
         control = ("(train longer)", "", _shown(self.control), "", "", "", "", "", count(self.control_steps))

@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,23 +19,34 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from esper.growth.argument_checks import (
+    check_amp,
+    check_length,
+    check_metric,
+    check_steps,
+    device_named,
+    schedule_of,
+)
 from esper.growth.batch_training import (
     Loss,
-    check_length,
+    Metric,
     check_loader,
     first_batches,
     inputs_of,
     on_device,
     size_of,
 )
+from esper.growth.epoch_trainer import EpochTrainer
 from esper.growth.grow_run import Epoch, GrowRun
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
+from esper.growth.progress_line import ProgressLine
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina import network_file
 from esper.kasmina.compute import ComputeLedger
-from esper.kasmina.optimizer_groups import begin_schedule, check_optimizer, rates_of, restore_rates
+from esper.kasmina.optimizer_groups import check_optimizer, rates_of, restore_rates
 from esper.kasmina.transaction import Transaction, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning
 
@@ -76,6 +88,8 @@ class Grown:
             f"parameters       {first.params:,} → {last.params:,}{merged}",
             f"training         {last.flops:.3g} FLOP in {len(self.epochs) - 1} epochs",
         ]
+        if first.metric is not None and last.metric is not None:
+            lines.insert(1, f"metric           {first.metric:.4g} → {last.metric:.4g}")
         lines += [str(event) for event in self.events if event.kind != "measured"]
         if not any(event.kind == "germinated" for event in self.events):
             lines.append("nothing was planted")
@@ -95,6 +109,13 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
     epochs: int | None = None,
     budget: float | None = None,
     optimizer: Optimizer | None = None,
+    scheduler: Any = None,
+    clip: float | None = None,
+    accumulate: int = 1,
+    amp: torch.dtype | None = None,
+    metric: Metric | None = None,
+    mode: str | None = None,
+    device: torch.device | str | None = None,
     slots: str | Sequence[str] = "auto",
     controller: Any = "auto",
     races: bool | None = None,
@@ -107,12 +128,13 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
     out: Path | str | None = None,
     resume: bool = False,
     show: Callable[[str], None] = print,
+    progress: bool | None = None,
 ) -> Grown:
     """Train ``net`` and plant seeds during the training.
 
-    The learning rate is constant until the last fifth of the training, in which it falls to zero. After an
-    error or Ctrl-C ``net`` is a plain module with the weights trained so far, and the optimiser has its
-    initial learning rate.
+    Without a scheduler the learning rate is constant until the last fifth of the training, in which it falls
+    to zero, and the optimiser gets its initial learning rate back at the end. After an error or Ctrl-C
+    ``net`` is a plain module with the weights trained so far.
 
     Args:
         net: Network to train.
@@ -123,6 +145,18 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
         epochs: Length of the training in passes over ``train_loader``.
         budget: Length of the training in FLOPs, instead of ``epochs``.
         optimizer: Optimiser of ``net``; AdamW with learning rate 0.001 unless given.
+        scheduler: Learning-rate scheduler of ``optimizer``, stepped after every epoch; or a dict as in
+            Lightning, ``{"scheduler": scheduler, "interval": "step"}``, to step it after every optimiser
+            step. ``ReduceLROnPlateau`` reads the metric, or the validation loss if there is none.
+        clip: Largest norm of the gradient; larger gradients are scaled down.
+        accumulate: Number of minibatches per optimiser step.
+        amp: Autocast dtype of training steps, ``torch.bfloat16`` or on CUDA ``torch.float16``; validation
+            and races keep the precision of the network.
+        metric: Function that is called like ``loss`` and returns one number per validation batch; seeds are
+            measured by it instead of by the validation loss. Races compare losses.
+        mode: Direction of ``metric``: ``"min"``, or ``"max"`` if larger values are better.
+        device: Device to which network, copies in ``follow`` and batches are moved; by default batches are
+            moved to the device of the network.
         slots: Names or globs of the submodules after which seeds may be planted, or ``"auto"``.
         controller: Controller of the seeds, as in ``Growth``; ``"auto"`` plants the winners of races.
         races: Whether to run races, whose results the controller reads; by default only for ``"auto"`` and
@@ -137,6 +171,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
         resume: Whether to continue after the last epoch saved in ``out``; the result is bit-equal to that of
             an uninterrupted training.
         show: Function that is called with each line of output.
+        progress: Whether to show a line on stderr with the time left; by default only in a terminal.
 
     Returns:
         The grown network as a plain module, with the history of its training. If ``out`` could not be
@@ -151,32 +186,34 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
         >>> grown = esper.grow(net, train, validation, loss=F.cross_entropy, epochs=30)
     """
     check_length(epochs, budget)
+    directory = _directory(out, resume=resume)
+    check_steps(clip, accumulate, progress)
+    check_metric(metric, mode)
     check_loader(train_loader, "train_loader")
     check_loader(val_loader, "val_loader")
-    device = next(unwrapped(net).parameters()).device
-    [batch] = first_batches(train_loader, device, "train_loader", 1)
+    place = next(unwrapped(net).parameters()).device if device is None else device_named(device)
+    check_amp(amp, place)
+    schedule, steps_schedule = schedule_of(scheduler, optimizer)
+    [batch] = first_batches(train_loader, place, "train_loader", 1)
     optimizer = AdamW(net.parameters(), lr=RATE, fused=True) if optimizer is None else optimizer
     check_optimizer(optimizer)
-    inputs = inputs_of(batch) if sample is None else sample
-    directory = _directory(out, resume=resume)
+    inputs = inputs_of(batch) if sample is None else on_device(sample, place)
     is_default = isinstance(controller, str) and controller in {"auto", "race"}
-    start: Transaction | None
-    start = Transaction(
-        [unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))], [optimizer]
-    )
-    start.keep(net.parameters() if resume else ())
-    rates = rates_of(optimizer)
-    try:
-        begin_schedule(optimizer)
+    line = ProgressLine(sys.stderr) if progress or (progress is None and sys.stderr.isatty()) else None
+    with _UndoOnError(net, follow, optimizer, schedule, line) as undo:
+        if resume:
+            undo.keep_weights()
+        if device is not None:
+            undo.move_to(place)
         growth = Growth(
             net,
             optimizer,
             sample=inputs,
+            mode="min" if mode is None else mode,
             slots=slots,
             controller="race" if is_default else controller,
-            higher_is_better=False,
             epochs=epochs,
-            calibrate=_Inputs(train_loader, device) if sample is None else None,
+            calibrate=_Inputs(train_loader, place) if sample is None else None,
             max_params=max_params,
             follow=follow,
             rollback=rollback,
@@ -184,40 +221,103 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             incubation_epochs=incubation_epochs,
         )
         settings = {
-            "loss": getattr(loss, "__name__", type(loss).__name__),
+            "loss": _name_of(loss),
             "epochs": epochs,
             "budget": budget,
             "optimizer": type(optimizer).__name__,
             "learning_rate": float(optimizer.param_groups[0]["lr"]),
+            "scheduler": None if schedule is None else type(schedule).__name__,
+            "clip": clip,
+            "accumulate": accumulate,
+            "amp": None if amp is None else str(amp),
+            "metric": None if metric is None else _name_of(metric),
+            "mode": mode,
             "slots": slots if isinstance(slots, str) else list(slots),
             "controller": str(controller) if isinstance(controller, str | Path) else None,
             "max_params": max_params,
             "rollback": rollback,
             "incubation_epochs": incubation_epochs,
         }
-        run = GrowRun(growth, optimizer, loss, (train_loader, val_loader), epochs, budget, size_of(inputs))
+        trainer = EpochTrainer(
+            growth.net,
+            optimizer,
+            loss,
+            train_loader,
+            growth.ledger,
+            epochs,
+            budget,
+            scheduler=schedule,
+            steps_scheduler=steps_schedule,
+            clip=clip,
+            accumulate=accumulate,
+            amp=amp,
+            line=line,
+        )
+        run = GrowRun(growth, trainer, val_loader, metric, size_of(batch), size_of(inputs))
         run.races = is_default if races is None else races
         with nullcontext() if directory is None else directory:
             if directory is not None:
-                run.write_to(directory, settings, str(device))
-            start = None
-            for line in run.epochs_left():
-                _show(line, show)
+                run.write_to(directory, settings, str(place))
+            undo.growth = growth
+            for text in run.epochs_left():
+                _show(text, show)
             run.record_end()
             saved = network_file.network_state(growth.network)
         unsaved = None if directory is None else directory.unsaved
         grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, saved, unsaved)
-        restore_rates(optimizer, rates)
         _show_end(directory, show)
-    except BaseException as error:
-        with uninterrupted():
-            if start is not None:
-                start.undo()
-            else:
-                restore_rates(optimizer, rates)
-                _add_notes(error, growth.abandon())
-        raise
     return grown
+
+
+class _UndoOnError(AbstractContextManager["_UndoOnError"]):
+    """Undoes all preparations after an error before the training has begun; after a later error the network
+    becomes a plain module. Without a scheduler the optimiser gets its learning rates back in any case."""
+
+    def __init__(
+        self,
+        net: nn.Module,
+        follow: Sequence[Any],
+        optimizer: Optimizer,
+        schedule: LRScheduler | None,
+        line: ProgressLine | None,
+    ) -> None:
+        self.growth: Growth | None = None
+        """``Growth`` of the network; None until the training begins."""
+        self._modules = [unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))]
+        self._optimizer, self._schedule, self._line = optimizer, schedule, line
+        self._start = Transaction(self._modules, [optimizer], [] if schedule is None else [schedule])
+        self._rates = rates_of(optimizer)
+        self._home: torch.device | None = None
+
+    def keep_weights(self) -> None:
+        """Copy all weights, because a resumed training loads others before it begins."""
+        self._start.keep(self._modules[0].parameters())
+
+    def move_to(self, device: torch.device) -> None:
+        """Move networks and the state of the optimiser to a device."""
+        self._home = next(self._modules[0].parameters()).device
+        for module in self._modules:
+            module.to(device)
+        self._optimizer.load_state_dict(self._optimizer.state_dict())  # The state follows the parameters.
+
+    def __exit__(self, kind: Any, error: BaseException | None, _trace: Any) -> None:
+        with uninterrupted():
+            if self._line is not None:
+                self._line.clear()
+            if self._schedule is None:
+                restore_rates(self._optimizer, self._rates)
+            if error is None:
+                return
+            if self.growth is not None:
+                _add_notes(error, self.growth.abandon())
+                return
+            self._start.undo()
+            if self._home is not None:
+                self.move_to(self._home)
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _add_notes(error: BaseException, untraced: Iterable[str]) -> None:

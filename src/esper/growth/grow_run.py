@@ -4,24 +4,28 @@ writes rows; after some epochs a race runs before the decision."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from esper.growth.batch_training import EpochTrainer, Loss, generators_of, loss_of, on_device, size_of
+from esper.growth.batch_training import Metric, generators_of, loss_of, metric_of, on_device, size_of
+from esper.growth.epoch_trainer import EpochTrainer
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
+from esper.growth.race_forecast import candidate_sizes, least_race_flops
 from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.network import Births
+from esper.kasmina.optimizer_groups import begin_schedule, rates_of, restore_rates
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
@@ -47,6 +51,8 @@ class Epoch:
     params: int
     flops: float
     """FLOPs of training steps, races and counterfactuals since the start of the training."""
+    metric: float | None = None
+    """Mean of the user's metric over the validation batches; None if there is no metric."""
 
 
 class GrowRun:
@@ -56,19 +62,16 @@ class GrowRun:
     def __init__(
         self,
         growth: Growth,
-        optimizer: Optimizer,
-        loss: Loss,
-        loaders: tuple[Iterable[Any], Iterable[Any]],
-        planned: int | None,
-        budget: float | None,
+        trainer: EpochTrainer,
+        val_loader: Iterable[Any],
+        metric: Metric | None,
+        batch_size: int,
         sampled: int,
     ) -> None:
-        self._growth, self._optimizer, self._loss = growth, optimizer, loss
-        self._loaders = self._train_loader, self._val_loader = loaders
-        self._sampled = sampled
-        self._trainer = EpochTrainer(
-            growth.net, optimizer, loss, self._train_loader, growth.ledger, planned, budget
-        )
+        self._growth, self._trainer, self._metric = growth, trainer, metric
+        self._batch_size, self._sampled = batch_size, sampled
+        self._optimizer, self._loss = trainer.optimizer, trainer.loss
+        self._loaders = self._train_loader, self._val_loader = trainer.loader, val_loader
         self._host_flops = growth.flops / sampled
         self._directory: GrowDirectory | None = None
         self._evaluations = 0
@@ -84,14 +87,22 @@ class GrowRun:
         """Train to the end and yield the lines to print after each epoch."""
         growth = self._growth
         if not self.epochs:
-            self.epochs.append(Epoch(math.nan, fmean(self._evaluate()), self._params(), 0.0))
+            metric = None if self._metric is None else fmean(self._evaluate())
+            self.epochs.append(Epoch(math.nan, fmean(self._losses()), self._params(), 0.0, metric))
+            reason = self._why_no_race() if self.races else None
+            if reason is not None:
+                self._raced = len(MOMENTS)
+                self.events.append(GrowthEvent(0, "raced", reason))
             self._save()
+            if reason is not None:
+                yield reason
         while self._trainer.progress < 1.0:
             with self._rows_of_epoch():
                 train_loss = self._train_epoch()
                 params = self._params()
                 events = self._measure(is_last=self._trainer.progress >= 1.0)
-                self._record(train_loss)
+                val_loss, metric = self._val_loss_and_metric()
+                self._record(train_loss, val_loss)
                 race = self._run_race() if self._race_is_due() else None
                 # A race compares blocks that start without effect, so its winner is planted as such.
                 growth.network.births = Births(zero=race is not None)
@@ -99,11 +110,13 @@ class GrowRun:
                 if race is not None:
                     events.append(self._raced_event(race, decided))
                 events += decided
-                val_loss = growth.facts.val_loss
-                self.epochs.append(Epoch(train_loss, val_loss, self._params(), growth.ledger.charged))
-                self._trainer.end_epoch()
+                self.epochs.append(Epoch(train_loss, val_loss, self._params(), growth.ledger.charged, metric))
+                self._trainer.end_epoch(val_loss if metric is None else metric)
                 self.events += events
+            if self._trainer.line is not None:
+                self._trainer.line.clear()
             line = f"epoch {len(self.epochs) - 1}: training {train_loss:.4g}, validation {val_loss:.4g}"
+            line += "" if metric is None else f", metric {metric:.4g}"
             yield "\n".join([f"{line}, {params:,} parameters", *map(str, events)])
             self._save()
 
@@ -123,30 +136,80 @@ class GrowRun:
     # --- measure --------------------------------------------------------------------------------------
 
     def _measure(self, *, is_last: bool) -> list[GrowthEvent]:
-        """Measure network and seeds; the ledger does not count the counterfactuals of the last epoch."""
+        """Measure network and seeds, and at the end remove seeds that a plan would not keep; the ledger does
+        not count the counterfactuals of the last epoch."""
         growth, self._evaluations = self._growth, 0
         forward = growth.flops / self._sampled
         events = growth.measure_epoch(self._evaluate, every_seed=is_last, broken=self._broken)
         growth.ledger.charge(validation=forward * self._val_samples)
-        if not is_last:
+        if is_last:
+            events += growth.end_trials(self._evaluate)
+        else:
             calibrating = CALIBRATION_SAMPLES if batch_norms(growth.net) else 0
             samples = (self._evaluations - 1) * (self._val_samples + calibrating)
             growth.ledger.charge(counterfactual=forward * samples)
         return events
 
-    @torch.no_grad()
+    def _val_loss_and_metric(self) -> tuple[float, float | None]:
+        """Return the validation loss and the metric of the network that was measured last."""
+        growth = self._growth
+        if self._metric is None:
+            return growth.measured.loss, None
+        losses = self._losses()
+        growth.ledger.charge(validation=growth.flops / self._sampled * self._val_samples)
+        return fmean(losses), growth.measured.score if growth.mode == "max" else growth.measured.loss
+
     def _evaluate(self) -> list[float]:
+        """Return the metric, or the loss if there is no metric, of every validation batch."""
+        self._evaluations += 1
+        if self._metric is None:
+            return self._losses()
+        metric = self._metric
+        return self._validated(lambda net, batch: metric_of(net, batch, metric))
+
+    def _losses(self) -> list[float]:
+        return self._validated(lambda net, batch: float(loss_of(net, batch, self._loss)))
+
+    @torch.no_grad()
+    def _validated(self, value_of: Callable[[nn.Module, Any], float]) -> list[float]:
+        """Return the result of ``value_of`` for every validation batch."""
         net = self._growth.net.eval()
         device = next(net.parameters()).device
         batches = [on_device(batch, device) for batch in self._val_loader]
         self._val_samples = sum(map(size_of, batches))
-        losses = [float(loss_of(net, batch, self._loss)) for batch in batches]
-        if not losses:
+        if not batches:
             raise DataError("val_loader is empty; at least one batch is needed")
-        self._evaluations += 1
-        return losses
+        return [value_of(net, batch) for batch in batches]
 
     # --- race -----------------------------------------------------------------------------------------
+
+    def _why_no_race(self) -> str | None:
+        """Return a sentence if no candidate fits, or if the training has too little compute for the shortest
+        first heat of a race; None if a race can be run, or if the length of the training is unknown."""
+        trainer, host = self._trainer, self._host_flops
+        sites = [self._growth.network.sites[slot] for slot in self._free_slots()]
+        sizes = candidate_sizes(self._growth.net, host, sites, self._growth.sample)
+        seeds = [flops for parameters, flops in sizes if self._fits(parameters, flops)]
+        if not seeds:
+            return NOTHING_FITS
+        per_batch = 3 * host * self._batch_size
+        epochs = trainer.batches_per_epoch * (trainer.epochs or 0)
+        batches = round(epochs if trainer.budget is None else trainer.budget / per_batch)
+        limit = RACE_SHARE * batches * per_batch
+        needed = least_race_flops(seeds, host, self._batch_size, self._val_samples, limit)
+        if limit >= needed or not batches:
+            return None
+        least = math.ceil(needed / RACE_SHARE / per_batch)
+        return (
+            f"no race is run: the training has {batches:,} minibatches, and a race needs at least {least:,};"
+            " train for longer, or diagnose the network and plan what to plant"
+        )
+
+    def _fits(self, parameters: int, flops: float) -> bool:
+        """Return whether a seed of this size may enter a race."""
+        network = self._growth.network
+        room = math.inf if network.max_params is None else network.max_params - network.grown_params()
+        return parameters <= room and flops <= MOST_COST * self._host_flops
 
     def _race_is_due(self) -> bool:
         """Return whether a race follows this epoch: the training has reached the next fraction in
@@ -174,16 +237,16 @@ class GrowRun:
         """Run a race in the free slots; the network then continues from the weights of the race's control."""
         growth, ledger = self._growth, self._growth.ledger
         limit, network = Limit(flops=self._race_limit()), growth.network
-        room = math.inf if network.max_params is None else network.max_params - network.grown_params()
         names = network.action_space.blueprint_names
         with (
             ledger.timed("race"),
+            present_rates(self._optimizer),
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
         ):
             sites = [growth.network.sites[i] for i in self._free_slots()]
             race.find_candidates(sites, RACED_BLUEPRINTS, growth.sample)
-            most, found = MOST_COST * race.host_flops, []
-            race.candidates = [c for c in race.candidates if c.parameters <= room and c.flops <= most]
+            race.candidates = [c for c in race.candidates if self._fits(c.parameters, c.flops)]
+            found: list[RaceCandidate] = []
             fits = bool(race.candidates)
             if fits and race.run():
                 adopt(race.controls[0], growth.net, self._optimizer)
@@ -199,7 +262,7 @@ class GrowRun:
                     if each.beyond is not None
                 ]
             elif fits:
-                self._raced = len(MOMENTS)  # No race runs later, since it would get no more compute.
+                self._raced = len(MOMENTS)  # A later race would get no more compute.
             ledger.charge(race=limit.spent)
             self._race_note = TOO_SHORT if fits else NOTHING_FITS
             return RaceResult(tuple(found), race.probe.mean(race.base))
@@ -231,13 +294,15 @@ class GrowRun:
     def _rows_of_epoch(self) -> Any:
         return nullcontext() if self._directory is None else self._directory.rows_of(len(self.epochs))
 
-    def _record(self, train_loss: float) -> None:
+    def _record(self, train_loss: float, val_loss: float) -> None:
         """Emit the telemetry rows of the epoch; scores are null, because a user's loss has no scale from 0 to
-        100."""
-        growth = self._growth
+        100. Configurations that were measured by a metric have no loss, and no row."""
+        growth, measured = self._growth, self._growth.measured
+        if self._metric is not None:
+            measured = replace(measured, slots=())
         growth.recorder.epoch(
-            replace(growth.facts, train_loss=train_loss, val_score=math.nan),
-            replace(growth.measured, scores=np.full_like(growth.measured.scores, math.nan)),
+            replace(growth.facts, train_loss=train_loss, val_loss=val_loss, val_score=math.nan),
+            replace(measured, scores=np.full_like(measured.scores, math.nan)),
             {name: growth.ledger.seconds.get(name, 0.0) for name in ("train", "measure")},
             twin_score=None,
             learning_rate=float(self._optimizer.param_groups[0]["lr"]),
@@ -312,6 +377,17 @@ class GrowRun:
 
     def _generators(self) -> list[torch.Generator]:
         return [*generators_of(self._train_loader), *generators_of(self._val_loader)]
+
+
+@contextmanager
+def present_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Let a race inside the context start from the present learning rates of the optimiser."""
+    rates = rates_of(optimizer)
+    begin_schedule(optimizer)
+    try:
+        yield
+    finally:
+        restore_rates(optimizer, rates)
 
 
 NOTHING_FITS: Final = "nothing was raced: every seed has too many parameters, or costs too much compute"

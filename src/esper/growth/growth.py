@@ -2,7 +2,7 @@
 
 ::
 
-    growth = esper.Growth(net, optimizer, sample=batch)
+    growth = esper.Growth(net, optimizer, sample=batch, mode="min")
     for epoch in range(30):
         train_as_always(net, optimizer)
         for event in growth.end_epoch(evaluate):
@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 from esper.growth.adapters import AdapterGrowth
-from esper.growth.batch_training import check_calibration, check_settings
+from esper.growth.argument_checks import check_calibration, check_settings
+from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.manual_growth import all_or_nothing
 from esper.growth.torch_wrappers import unwrapped
@@ -42,6 +43,7 @@ from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.tamiyo.controller_log import ControllerLog
 from esper.tamiyo.controller_registry import controller_from
+from esper.tamiyo.controllers import PeriodicController
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
@@ -49,8 +51,7 @@ UNLIMITED: Final = 1_000_000
 measurement that was never made."""
 MEASURED_SEEDS: Final = 4
 """Largest number of seeds measured per epoch, each by one call of ``evaluate``; permanent seeds are measured
-only on request.
-"""
+only on request."""
 
 
 class Growth(AdapterGrowth):
@@ -63,10 +64,10 @@ class Growth(AdapterGrowth):
         optimizer: Optimiser of the network, or a list of optimisers; without one, call ``bind`` later.
         sample: Input that the network is called with: a tensor, a tuple of arguments, or a dict of
             keyword arguments.
+        mode: Direction of the metric: ``"min"`` for a loss, ``"max"`` if larger values are better.
         slots: Names or globs of the submodules after which seeds may be planted, or ``"auto"``.
         controller: ``"auto"``, the name of a controller, a plan such as ``"conv_light@layer2:4"``, the folder
             of a trained policy, an object with ``reset`` and ``decide``, or None to decide by hand.
-        higher_is_better: Whether a larger metric is better; False for a loss.
         epochs: Length of the training in epochs, if known.
         calibrate: Training batches from which BatchNorm statistics are recomputed while a seed is switched
             off.
@@ -86,7 +87,7 @@ class Growth(AdapterGrowth):
         EsperError: An argument is not valid.
 
     Example:
-        >>> growth = esper.Growth(net, optimizer, sample=x[:2], higher_is_better=False)
+        >>> growth = esper.Growth(net, optimizer, sample=x[:2], mode="min")
     """
 
     def __init__(  # noqa: PLR0913  all arguments but two are keyword-only
@@ -95,9 +96,9 @@ class Growth(AdapterGrowth):
         optimizer: Any = None,
         *,
         sample: Any,
+        mode: str | None = None,
         slots: str | Sequence[str] = "auto",
         controller: Any = "auto",
-        higher_is_better: bool = True,
         epochs: int | None = None,
         calibrate: Iterable[Any] | None = None,
         max_seeds: int = 0,
@@ -108,7 +109,7 @@ class Growth(AdapterGrowth):
         incubation_epochs: int = 0,
     ) -> None:
         limits = {"epochs": epochs, "max_seeds": max_seeds, "max_params": max_params}
-        check_settings(higher_is_better, **limits, incubation_epochs=incubation_epochs)
+        check_settings(mode, **limits, incubation_epochs=incubation_epochs)
         check_calibration(calibrate)
         rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs)
         before = Transaction([unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))])
@@ -118,7 +119,7 @@ class Growth(AdapterGrowth):
             self.controller = controller_from(wanted, self._space, epochs)
             """Controller of the seeds; None if seeds are planted and pruned by hand."""
             self._log = None if self.controller is None else ControllerLog(self.controller)
-            self._higher_is_better, self._shapley = higher_is_better, shapley
+            self.mode, self._shapley = mode, shapley
             self._epochs, self._calibrate = epochs, calibrate
             self._last = (OP_WAIT, True)
             self._governor = Governor()
@@ -131,7 +132,7 @@ class Growth(AdapterGrowth):
             )
             self.recovery = Recovery(trained, self._governor) if rollback else None
             """Rollback with the snapshot of the last good epoch; None if ``rollback`` is off."""
-        except BaseException:  # An interrupt by Ctrl-C also removes the slots.
+        except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the slots, too.
             before.undo()
             raise
 
@@ -238,6 +239,31 @@ class Growth(AdapterGrowth):
         return self._done(outcome.moves)
 
     @all_or_nothing
+    def end_trials(self, evaluate: Evaluate) -> list[GrowthEvent]:
+        """Remove the seeds on trial that a plan would not make permanent; ``finish`` would keep them.
+
+        The seed with the smallest contribution is removed first, and the others are measured again.
+
+        Args:
+            evaluate: Function that returns the metric of ``net``, as in ``end_epoch``.
+
+        Returns:
+            Events of removed and measured seeds; none without a plan.
+        """
+        self._evaluate, table = evaluate, self.network.table
+        events: list[GrowthEvent] = []
+        while isinstance(self.controller, PeriodicController):
+            unworthy = self.controller.unworthy(table)[0]
+            if not unworthy.any():
+                break
+            worst = np.where(unworthy, np.nan_to_num(table.contribution[0]), math.inf).argmin()
+            events.append(self.prune(self.slots[int(worst)]))
+            if self._calibrate is not None:
+                recalibrate(self.net, self._calibrate)
+            events += self._measured(self._scorer(), table.in_forward[0] & table.live[0], None, False)
+        return events
+
+    @all_or_nothing
     def measure(self, evaluate: Evaluate, *, shapley: bool = False) -> list[GrowthEvent]:
         """Measure the seeds, permanent seeds included, that were not measured in this epoch.
 
@@ -258,7 +284,7 @@ class Growth(AdapterGrowth):
 
     def _scorer(self) -> MetricScorer:
         return MetricScorer(
-            self.network, self._evaluate, higher_is_better=self._higher_is_better, calibrate=self._calibrate
+            self.network, self._evaluate, higher_is_better=self.mode == "max", calibrate=self._calibrate
         )
 
     def _measure(self, scorer: MetricScorer, *, every_seed: bool) -> list[GrowthEvent]:

@@ -213,7 +213,7 @@ class SanityChecks:
 
     def load_state(self, state: dict[str, Any]) -> None:
         self._seen = {int(slot): list(found) for slot, found in state["seen"].items()}
-        self._unchanged = set(state.get("unchanged", ()))  # Earlier versions did not save it.
+        self._unchanged = set(state.get("unchanged", ()))  # Absent in states that older versions saved.
         self._values, self._highest_rate = list(state["values"]), float(state["rate"])
 
 

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
-from esper.growth.batch_training import check_alpha
+from esper.growth.argument_checks import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.karn.slot_reports import slot_report_table
@@ -35,7 +35,7 @@ from esper.leyline.rules import LifecycleRules
 from esper.leyline.stages import Stage
 
 NO_CHANGE: Final = Transaction()
-"""Value of ``_change`` between calls of methods."""
+"""Transaction that records nothing: the value of ``_change`` while no public method runs."""
 G = TypeVar("G", bound="ManualGrowth")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def all_or_nothing(method: Callable[Concatenate[G, P], T]) -> Callable[Concatena
 
     @wraps(method)
     def undone_on_error(growth: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if growth._change is not NO_CHANGE:  # The calling method is undone as a whole.
+        if growth._change is not NO_CHANGE:  # The transaction of the calling method includes this call.
             return method(growth, *args, **kwargs)
         with growth._transaction() as change:
             growth._change = change
@@ -274,7 +274,7 @@ class ManualGrowth:
             found = statistics_of(
                 tensor_norms([p.grad for p in self.network.seed_parameters(slot) if p.grad is not None])
             )
-            self.network.table.record_gradients(0, slot, ratio=math.nan, **found._asdict())
+            self.network.table.record_gradients(0, slot, found, ratio=math.nan)
 
     def _done(self, moves: Iterable[StageMove]) -> list[GrowthEvent]:
         """Record stage moves, count the FLOPs of the changed network, and return the events of the moves."""
@@ -286,7 +286,7 @@ class ManualGrowth:
         self.recorder.moves(made, None)
         if made:
             self._copies.sync()
-        if any(move.target in (Stage.GERMINATED, Stage.PRUNED) for move in made):
+        if any(move.target in (Stage.GERMINATED, Stage.BLENDING, Stage.PRUNED) for move in made):
             self.flops = forward_flops(self.net, self.sample)
         return self._narrator.moves(made)
 
@@ -385,12 +385,23 @@ class ManualGrowth:
         """Number of epochs that have ended."""
         return self._narrator.epoch
 
-    def report(self) -> str:
-        """Return a text table of all slots: stage, blueprint, age, parameters, alpha, contribution."""
-        return slot_report_table(self.reports())
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._size()}, {len(self.slots)} slots, epoch {self.epoch})"
+
+    def _size(self) -> str:
+        total = sum(p.numel() for p in self.net.parameters())
+        own = self.network.grown_params()
+        return f"{type(self.net).__name__} with {total:,} parameters, {own:,} of them in seeds"
+
+    def summary(self) -> str:
+        """Return a text with parameters and seconds, and a table of all slots: stage, blueprint, age,
+        parameters, alpha, contribution with its error, Shapley value."""
+        seconds = [f"{purpose} {spent:.3g} s" for purpose, spent in self.ledger.seconds.items()]
+        first = "; ".join([f"epoch {self.epoch}: {self._size()}", *seconds])
+        return f"{first}\n{slot_report_table(self.reports())}"
 
     def reports(self) -> list[SeedStateReport]:
-        """Return a report of every slot as an object; ``report`` returns a text table of the same values."""
+        """Return a report of every slot as an object; ``summary`` returns a text table of the same values."""
         return report_slots(self.network.table, 0, self._space)
 
     def _index(self, slot: str) -> int:

@@ -118,6 +118,7 @@ class Race:
         self.probe = Probe.of(held_out, loss, PARTS)
         self.host_flops = self._count_host()
         """Forward FLOPs of the network for one sample."""
+        limit.set_step(3 * self.host_flops * size_of(self.training[0]))
         self.probe.shorten(MEASURING * limit.left / self.host_flops)
         with limit.charged(self._measuring_flops(0)):
             self.base = self.probe.losses(self.host)
@@ -136,6 +137,8 @@ class Race:
         else:
             self.controls = [Runner.continued(net, optimizer)]
         self.control: Paired | None = None
+        self.was_cut_short = False
+        """Whether a heat was left out or shortened by the limit."""
 
     def _count_host(self) -> float:
         part, size = self.probe.parts[0], size_of(self.probe.parts[0])
@@ -171,6 +174,7 @@ class Race:
             if number == len(self.course.heats) - 1:
                 self.join_control(each.size)
             if not self.run_heat(each):
+                self.was_cut_short = True
                 return False
         return True
 
@@ -223,6 +227,7 @@ class Race:
             + control_steps * sum(each.step_flops(self.host_flops, is_frozen=False) for each in self.controls)
         )
         steps = int(min(planned.steps, (planned.share * self.limit.left - measuring) / per_step))
+        self.was_cut_short |= steps < planned.steps
         if steps < LEAST_STEPS:
             return False
         started = self.limit.elapsed
@@ -276,7 +281,7 @@ class Race:
     def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
         """Return the number of training steps of the control per training step of a candidate.
 
-        In the first heat of a race the control makes one step per candidate step. In later heats the control
+        In the first heat of a race the control makes as many steps as a candidate. In later heats the control
         makes more steps, so that over the whole race it uses as much compute as the most expensive candidate.
         """
         made = max(self._runner_of(each).steps for each in running)
@@ -330,6 +335,7 @@ class Race:
             self.controls[0].steps,
             self.limit.elapsed,
             self.limit.spent,
+            cut_short=self.was_cut_short,
             probe=self.probe,
             base=self.base,
         )

@@ -50,10 +50,12 @@ LEAST_PARTS = 8
 
 @dataclass
 class Limit:
-    """Limit of a race in seconds, in FLOPs, or in both."""
+    """Limit of a race in seconds, in FLOPs, in training steps, or in several of them."""
 
     seconds: float = math.inf
     flops: float = math.inf
+    steps: float = math.inf
+    """Largest compute of the race, as a number of training steps of the network."""
     spent: float = 0.0
     """FLOPs that the race has used so far."""
     _started: float = field(default_factory=time.monotonic)
@@ -70,6 +72,15 @@ class Limit:
         seconds = self.seconds - self.elapsed
         in_time = seconds / self._pace if self._pace and seconds < math.inf else seconds
         return min(self.flops - self.spent, in_time)
+
+    def set_step(self, flops: float) -> None:
+        """Convert the limit in training steps to FLOPs; a training step costs ``flops``."""
+        self.flops = min(self.flops, self.steps * flops)
+
+    @property
+    def expected_seconds(self) -> float:
+        """Seconds that the race may take: its limit in seconds or, at the present pace, in FLOPs."""
+        return min(self.seconds, self.flops * self._pace)
 
     @contextmanager
     def charged(self, flops: float) -> Iterator[None]:

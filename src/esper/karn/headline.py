@@ -5,12 +5,11 @@ from typing import NamedTuple
 
 from esper.karn import notation, run_result
 from esper.karn.metric import SCORE, metric_of
-from esper.karn.questions.episode_selection import unfinished_episode
-from esper.karn.questions.overview import progress
+from esper.karn.questions.episode_selection import LASTED, unfinished_episode
 from esper.karn.run import Run
 from esper.karn.run_result import Comparison, Result
-from esper.karn.statistics import Estimate
-from esper.leyline.rows import UpdateRow
+from esper.karn.runs import progress
+from esper.leyline.rows import EpisodeRow, UpdateRow
 
 
 class Fact(NamedTuple):
@@ -43,11 +42,11 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
         sentences += _contrast_sentences(run, number)
         facts = [*_evaluation_facts(evaluation), _score_fact(episodes, f"validation, iteration {number}")]
     else:
-        many = f" in the mean of {episodes.episodes} episodes" if episodes.episodes > 1 else ""
+        many = f" in the mean of {len(rows)} episodes" if len(rows) > 1 else ""
         headline = f"It reached {_reached(episodes)}{many}{_against_twins(episodes)}"
         facts = [_score_fact(episodes, "validation")]
-        if episodes.test_score is not None:
-            facts.append(Fact("test", str(episodes.test_score), "read once, at the end"))
+        if (tested := episodes.estimate("test_score")) is not None:
+            facts.append(Fact("test", str(tested), "read once, at the end"))
     sentences += map(comparison_text, comparisons)
     purpose = "training and measuring" if "counterfactual" in rows[0].flops else "training"
     return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons, purpose))
@@ -106,8 +105,8 @@ def _contrast_sentences(run: Run, number: int) -> list[str]:
     its last iteration.
     """
     sentences = []
-    first = run_result.result(run, run_result.episodes_of_iteration(run, 1)) if number > 1 else None
-    if first is not None:
+    begun = run.rows(EpisodeRow, f"{LASTED} AND iteration = 1") if number > 1 else []
+    if (first := run_result.result(run, begun)) is not None:
         sentences.append(f"The {_iteration_text(1, first)}")
     if broken := run_result.broken_episodes(run):
         are = "is" if broken == 1 else "are"
@@ -121,7 +120,7 @@ def _iteration_text(number: int, episodes: Result) -> str:
     growth); the caller adds "The" or "the" at its start.
     """
     return (
-        f"{_counted(episodes.episodes, 'episode')} of iteration {number} reached"
+        f"{_counted(len(episodes.rows), 'episode')} of iteration {number} reached"
         f" {_reached(episodes)}{_against_twins(episodes)}"
     )
 
@@ -138,7 +137,7 @@ def _against_twins(episodes: Result) -> str:
     """
     if episodes.lead is None:
         return "; no twin is known to compare with."
-    twins = "their twins" if episodes.episodes > 1 else "its twin"
+    twins = "their twins" if len(episodes.rows) > 1 else "its twin"
     return f", {over(episodes.lead.mean, episodes.lead.margin)} {twins} that did not grow."
 
 
@@ -172,30 +171,29 @@ def _evaluation_facts(evaluation: UpdateRow | None) -> list[Fact]:
 
 
 def _score_fact(episodes: Result, name: str) -> Fact:
-    metric = episodes.metric
-    twin = "no twin" if episodes.twin_score is None else f"twin {metric.text(episodes.twin_score.mean)}"
+    metric, twins = episodes.metric, episodes.estimate("twin_val_score")
+    twin = "no twin" if twins is None else f"twin {metric.text(twins.mean)}"
     lead = "" if episodes.lead is None else f", {metric.difference(episodes.lead)}"
     return Fact(name, metric.estimate(episodes.validation), twin + lead)
 
 
 def _cost_facts(run: Run, episodes: Result, comparisons: Sequence[Comparison], purpose: str) -> list[Fact]:
-    prediction = episodes.host_flops_per_sample, episodes.flops_per_sample
-    finished = [(one.run.row.name, one.result.flops.mean) for one in comparisons if one.result is not None]
+    finished = [(one.run.row.name, one.result.flops) for one in comparisons if one.result is not None]
     if finished:
         name, flops = finished[0]
-        purpose = f"{notation.factor(episodes.flops.mean, flops)} that of {name}"
+        purpose = f"{notation.factor(episodes.flops, flops)} that of {name}"
     return [
-        _growth_fact("parameters", episodes.host_params, episodes.params, notation.count),
-        _growth_fact("compute for a prediction", *prediction, notation.flop),
-        Fact("compute of an episode", notation.flop(episodes.flops.mean), purpose),
-        Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.seconds.mean)} an episode"),
+        _growth_fact("parameters", episodes, "params", notation.count),
+        _growth_fact("compute for a prediction", episodes, "flops_per_sample", notation.flop),
+        Fact("compute of an episode", notation.flop(episodes.flops), purpose),
+        Fact("time", _seconds(progress(run).seconds), f"{_seconds(episodes.mean('seconds'))} an episode"),
     ]
 
 
-def _growth_fact(name: str, host: Estimate, grown: Estimate, text: Callable[[int], str]) -> Fact:
+def _growth_fact(name: str, episodes: Result, column: str, text: Callable[[int], str]) -> Fact:
     """Return a key number: the size of the grown network as a multiple of the host's size."""
-    change = f"{text(round(host.mean))} → {text(round(grown.mean))}"
-    return Fact(name, notation.factor(grown.mean, host.mean), change)
+    host, grown = episodes.mean(f"host_{column}"), episodes.mean(column)
+    return Fact(name, notation.factor(grown, host), f"{text(round(host))} → {text(round(grown))}")
 
 
 # --- number formats ---------------------------------------------------------------------------------

@@ -101,9 +101,9 @@ def first_lines(run: RunRow) -> list[str]:
         if stage not in (Stage.UNKNOWN, Stage.PRUNED)
     )
     return [
-        f"run {run.name}: task {run.task}, controller {run.controller}, rng seed"
-        f" {notation.UNKNOWN if run.rng_seed is None else run.rng_seed},"
-        f" host of {notation.count(run.host_params)} parameters, slots {' '.join(run.slots)}",
+        f"run {run.name}: task {run.task}, controller {run.controller},"
+        f" rng seed {notation.written(run.rng_seed)}, host of {notation.count(run.host_params)} parameters,"
+        f" slots {' '.join(run.slots)}",
         f"stages: {letters}",
     ]
 

@@ -6,7 +6,7 @@ germination. Report, web page and terminal show the same notes of an episode.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from esper.karn import notation
 from esper.karn.metric import Metric, metric_of
@@ -14,10 +14,9 @@ from esper.karn.palette import op_look
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run
 from esper.karn.seed_histories import SeedHistory, seed_histories
+from esper.karn.stored_rows import R
 from esper.leyline import AlertRow, DecisionRow, EpisodeRow, Head, LifecycleOp, Row, RunRow, Stage
 from esper.leyline import rows as events
-
-R = TypeVar("R", bound=Row)
 
 _ROW_TYPES: Final = (events.EpochRow, DecisionRow, events.TransitionRow, events.SeedRow, AlertRow, EpisodeRow)
 """Row types from which the narrative of an episode is made."""

@@ -85,14 +85,14 @@ def clock(seconds: float | None) -> str:
 
 
 def written(value: object) -> str:
-    """Format a value as JSON; a string is returned without quotes."""
+    """Format a value as JSON; a string is returned without quotes, and None as "–"."""
+    if value is None:
+        return UNKNOWN
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def cell(value: object) -> str:
     """Format one value of the result of a SQL query."""
-    if value is None:
-        return UNKNOWN
     return f"{value:.6g}" if isinstance(value, float) else written(value)
 
 
@@ -104,8 +104,8 @@ def aligned(lines: Sequence[Sequence[str]], left: int) -> str:
 
 
 def condense(values: Sequence[float | None], columns: int) -> list[float | None]:
-    """Shorten a series to at most ``columns`` values, each the mean of neighbouring values. The mean leaves
-    out values of None, and is None if there are no others.
+    """Shorten a series to at most ``columns`` values, each the mean of neighbouring values. Values of None
+    are not averaged; the mean of none but such values is None.
     """
     if len(values) <= columns:
         return list(values)

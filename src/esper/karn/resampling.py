@@ -2,8 +2,8 @@
 
 The losses of an arm have the shape ``[training, rng seed, mark]``; only an arm with a trained policy can have
 several trainings. Each bootstrap draw resamples rng seeds with replacement. All arms use the same draws of
-rng seeds, so arms stay paired. Trainings of policies are resampled in the same way. The largest regret over
-compute marks is recomputed in every bootstrap draw.
+rng seeds, so arms stay paired. The trainings of an arm are resampled with replacement, too. The largest
+regret over compute marks is recomputed in every bootstrap draw.
 """
 
 import math

@@ -10,18 +10,17 @@ import math
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import duckdb
 import msgspec
 
 from esper.files.row_files import TELEMETRY
-from esper.karn.stored_rows import DATABASE_ERRORS, State, StoredRows, decoded, error_text
-from esper.karn.tables import QueryError, Tables, check_statement, views_in
-from esper.leyline import EsperError, Row, RunRow, UnknownNameError
+from esper.karn.stored_rows import DATABASE_ERRORS, R, State, StoredRows, decoded, error_text
+from esper.karn.tables import QueryError, Tables, check_statement
+from esper.leyline import EsperError, RunRow, UnknownNameError
 from esper.leyline.columns import TABLE_OF
 
-R = TypeVar("R", bound=Row)
 DAMAGE: Final = (EsperError, duckdb.Error, OSError, LookupError, ValueError, TypeError, ArithmeticError)
 """Errors caused by the files of a run: unreadable files, or rows that contradict each other."""
 FETCHED: Final = 100
@@ -116,11 +115,7 @@ class Run:
             return list(self.look().rows(row_type))
         table = TABLE_OF[row_type]
         query = f'SELECT to_json(found) FROM (SELECT * FROM "{table}" WHERE {where}) found'
-        connection = self._tables.current([table, *views_in(where)])
-        try:
-            found = connection.execute(query, list(parameters)).fetchall()
-        except DATABASE_ERRORS as error:
-            raise QueryError(f"the rows of '{table}' cannot be read: {error_text(error)}") from None
+        found = self._answer(query, parameters, f"the rows of '{table}' cannot be read")
         return self._stored.checked(row_type, decoded(row_type, (text for (text,) in found)))
 
     def sql(self, query: str, parameters: Sequence[object] = ()) -> duckdb.DuckDBPyRelation:
@@ -137,11 +132,14 @@ class Run:
 
     def fetch(self, query: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return all rows of the result of one SELECT statement; raises ``QueryError`` as ``sql`` does."""
-        found = self.sql(query, parameters)
+        check_statement(query)
+        return self._answer(query, parameters, "the query cannot be answered")
+
+    def _answer(self, query: str, parameters: Sequence[object], failure: str) -> list[tuple[Any, ...]]:
         try:
-            return found.fetchall()
+            return self._tables.ready_for(query).execute(query, list(parameters)).fetchall()
         except DATABASE_ERRORS as error:
-            raise QueryError(f"the query cannot be answered: {error_text(error)}") from None
+            raise QueryError(f"{failure}: {error_text(error)}") from None
 
     def table(self, name: str) -> duckdb.DuckDBPyRelation:
         """Return a whole telemetry table, or the view ``decisions``."""

@@ -1,15 +1,24 @@
-"""Final scores and costs of a run, and its comparison with other runs by score, cost and settings.
+"""Final scores and costs of a run, its comparison with other runs by score, cost and settings, and the chart
+of scores against costs.
 
 The result of a run consists of means over its finished episodes. The result of a policy training consists of
 means over the episodes of the last iteration that reached their horizon, because these episodes used the
 latest policy.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
-from esper.karn.metric import Metric, metric_of
-from esper.karn.notation import UNKNOWN, difference
+from markupsafe import Markup
+
+from esper.karn import notation
+from esper.karn.drawing import svg
+from esper.karn.drawing.axes import TOP
+from esper.karn.drawing.curves import FOOT, Curve, curve_panel
+from esper.karn.drawing.picture import Picture
+from esper.karn.metric import SCORE, Metric, metric_of
 from esper.karn.questions.episode_selection import LAST_ITERATION, LASTED, EpisodeKey
 from esper.karn.run import Run
 from esper.karn.seed_histories import HORIZON
@@ -18,30 +27,41 @@ from esper.karn.stored_rows import StoredRows
 from esper.karn.summary import charged_flops
 from esper.leyline.rows import EpisodeRow, RunRow, UpdateRow
 
+_PANEL: Final = 170.0
+_STEP: Final = _PANEL + FOOT + TOP
+"""Vertical distance between the tops of two neighbouring panels of the chart."""
+
 
 class Result(NamedTuple):
     """Final scores and costs of a run: means over finished episodes with confidence intervals."""
 
-    episodes: int
-    twin_score: Estimate | None
-    """Mean score of the twins (hosts without growth); None if no episode has a twin."""
-    lead: Estimate | None
-    """Difference of the validation score from the twin's, paired by episode; positive for an improvement."""
-    flops: Estimate
-    """Mean FLOPs of an episode that count against the budget; validation after each epoch does not count."""
     metric: Metric
-    validation: Estimate | None
-    """Mean validation value of the run's metric (score or loss); None if unknown."""
-    test_score: Estimate | None
-    params: Estimate
-    host_params: Estimate
-    flops_per_sample: Estimate
-    host_flops_per_sample: Estimate
-    seconds: Estimate
+    rows: Sequence[EpisodeRow]
+    """Rows of the finished episodes; there is at least one."""
 
+    def estimate(self, column: str) -> Estimate | None:
+        """Return the mean of a column of the episode rows; None if all its values are unknown."""
+        return _estimate(getattr(row, column) for row in self.rows)
 
-AVERAGED: Final = ("params", "host_params", "flops_per_sample", "host_flops_per_sample", "seconds")
-"""Columns of an episode row whose means are fields of ``Result`` with the same names."""
+    def mean(self, column: str) -> float:
+        """Return the mean of a column whose values are always known, such as ``params``."""
+        return fmean(getattr(row, column) for row in self.rows)
+
+    @property
+    def validation(self) -> Estimate | None:
+        """Mean validation value of the run's metric (score or loss); None if unknown."""
+        return self.estimate(self.metric.column)
+
+    @property
+    def lead(self) -> Estimate | None:
+        """Difference of the score from the twin's, paired by episode; positive for an improvement."""
+        column = self.metric.column
+        return _estimate(self.metric.lead(getattr(row, column), row.twin_val_score) for row in self.rows)
+
+    @property
+    def flops(self) -> float:
+        """Mean FLOPs of an episode that count against the budget; validation after each epoch does not."""
+        return fmean(charged_flops(row.flops) for row in self.rows)
 
 
 class Comparison(NamedTuple):
@@ -68,7 +88,7 @@ def final_rows(run: Run, stored: StoredRows | None = None) -> list[EpisodeRow]:
 
     Args:
         run: Run to read.
-        stored: Rows of a moment; by default those of now.
+        stored: Rows that were read from the run earlier; they are read now unless given.
     """
     stored = stored or run.look()
     rows = stored.rows(EpisodeRow)
@@ -78,39 +98,17 @@ def final_rows(run: Run, stored: StoredRows | None = None) -> list[EpisodeRow]:
     return [row for row in rows if row.ended_by == HORIZON and row.iteration == last]
 
 
-def episodes_of_iteration(run: Run, number: int) -> list[EpisodeRow]:
-    """Return the rows of the episodes of an iteration that reached their horizon."""
-    return run.rows(EpisodeRow, f"{LASTED} AND iteration = ?", [number])
-
-
 def broken_episodes(run: Run) -> int:
     """Count the episodes of the last iteration of a training that did not reach their horizon."""
-    ((number,),) = run.fetch(
-        f"SELECT count(*) FROM episode WHERE NOT {LASTED} AND iteration = {LAST_ITERATION}"
-    )
-    return int(number)
+    return len(run.rows(EpisodeRow, f"NOT {LASTED} AND iteration = {LAST_ITERATION}"))
 
 
 def result(run: Run, rows: Sequence[EpisodeRow] | None = None) -> Result | None:
     """Return final scores and costs, averaged over ``rows`` (by default the ``final_rows`` of the run); None
     if there are no rows.
     """
-    rows, metric = final_rows(run) if rows is None else rows, metric_of(run.row)
-    if not rows:
-        return None
-    scores = [getattr(row, metric.column) for row in rows]
-    twins = [row.twin_val_score for row in rows]
-    leads = map(metric.lead, scores, twins)
-    return Result(
-        episodes=len(rows),
-        twin_score=_estimate(twins),
-        lead=_estimate(leads),
-        flops=estimate([charged_flops(row.flops) for row in rows]),
-        metric=metric,
-        validation=_estimate(scores),
-        test_score=_estimate(row.test_score for row in rows),
-        **{name: estimate([getattr(row, name) for row in rows]) for name in AVERAGED},
-    )
+    rows = final_rows(run) if rows is None else rows
+    return Result(metric_of(run.row), rows) if rows else None
 
 
 def _estimate(values: Iterable[float | None]) -> Estimate | None:
@@ -144,7 +142,7 @@ def compare(run: Run, other: Run) -> Comparison:
         validation=_estimate(
             metric.lead(getattr(a, metric.column), getattr(b, metric.column)) for a, b in pairs
         ),
-        test_score=_estimate(difference(a.test_score, b.test_score) for a, b in pairs),
+        test_score=_estimate(notation.difference(a.test_score, b.test_score) for a, b in pairs),
         unpaired=unpaired,
     )
 
@@ -166,6 +164,72 @@ def _pairing_obstacle(run: Run, other: Run) -> str | None:
     return None
 
 
+# --- chart of scores against costs --------------------------------------------------------------------
+
+
+def verdict(runs: Mapping[str, Run]) -> dict[str, Result]:
+    """Return final scores and costs of the runs that have a finished episode. A run is omitted if its metric
+    differs from that of the first run with a finished episode.
+    """
+    found = {name: one for name, run in runs.items() if (one := result(run)) is not None}
+    metric = next((one.metric for one in found.values()), None)
+    return {name: one for name, one in found.items() if one.metric is metric and one.validation is not None}
+
+
+def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
+    """Draw the final scores of several runs against parameters and compute; None if no run has a finished
+    episode.
+    """
+    arms = verdict(runs)
+    if not arms:
+        return None
+    metric = next(iter(arms.values())).metric
+    tested = {name: arm.estimate("test_score") for name, arm in arms.items()}
+    is_tested = None not in tested.values()
+    which = "Test score" if is_tested else f"Validation {metric.name}"
+    found = tested if is_tested else {name: arm.validation for name, arm in arms.items()}
+    reached = {name: value for name, value in found.items() if value is not None}
+
+    def panel(axis: str, costs: Sequence[float], text: Callable[[float], str], top: float) -> Markup:
+        pairs = zip(reached.items(), costs, strict=True)
+        curves = [curve for (name, value), cost in pairs for curve in _curves(name, value, cost, metric)]
+        return curve_panel(axis, {cost: text(cost) for cost in costs}, curves, top, _PANEL)
+
+    return Picture(
+        svg=svg.drawing(
+            2 * _STEP,
+            f"{metric.name.capitalize()} against parameters and compute",
+            "; ".join(f"{name} {metric.estimate(value)}" for name, value in reached.items()),
+            panel("parameters", [arm.mean("params") for arm in arms.values()], notation.count, TOP),
+            panel("compute of an episode", [arm.flops for arm in arms.values()], notation.flop, TOP + _STEP),
+        ),
+        columns=["arm", "episodes", "test", "validation", "parameters", "compute of an episode", "inference"],
+        rows=[
+            [
+                name,
+                notation.count(len(arm.rows)),
+                SCORE.estimate(tested[name]),
+                metric.estimate(arm.validation),
+                notation.count(arm.mean("params")),
+                notation.flop(arm.flops),
+                notation.flop(arm.mean("flops_per_sample")),
+            ]
+            for name, arm in arms.items()
+        ],
+        caption=f"{which} of the committed networks, with 95 % intervals where there are several episodes.",
+    )
+
+
+def _curves(name: str, reached: Estimate, cost: float, metric: Metric) -> list[Curve]:
+    """Return the dot of a run at its cost and score, and the confidence interval of the score as a vertical
+    line.
+    """
+    low, high = (min(max(end, 0.0), metric.most or math.inf) for end in reached.interval)
+    interval = Curve("", [(cost, low), (cost, high)] if high > low else [], "thin")
+    label = f"{svg.shorten(name, 12)} {metric.text(reached.mean)}"
+    return [interval, Curve(label, [(cost, reached.mean)], "dots")]
+
+
 # --- settings ---------------------------------------------------------------------------------------
 
 
@@ -175,15 +239,14 @@ def differences(runs: Mapping[str, Run]) -> dict[str, tuple[Any, ...]]:
     """
     described = [dict(_described(run.row)) for run in runs.values()]
     keys = dict.fromkeys(key for one in described for key in one)
-    found = {key: tuple(one.get(key, UNKNOWN) for one in described) for key in keys}
+    found = {key: tuple(one.get(key, notation.UNKNOWN) for one in described) for key in keys}
     return {key: values for key, values in found.items() if any(value != values[0] for value in values)}
 
 
 def _described(row: RunRow) -> Iterator[tuple[str, Any]]:
     names = ("task", "controller", "rng_seed", "data_hash", "git_revision", "host_params", "horizon", "envs")
-    yield from ((name, getattr(row, name)) for name in names)
-    for name, value in (("config", row.config), ("versions", row.versions), ("hardware", row.hardware)):
-        yield from flat(name, value)
+    for name in (*names, "config", "versions", "hardware"):
+        yield from flat(name, getattr(row, name))
 
 
 def flat(key: str, value: Any) -> Iterator[tuple[str, Any]]:

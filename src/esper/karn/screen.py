@@ -8,7 +8,7 @@ its recommended band is shown dim; a metric outside its band is shown bold with 
 from typing import Final
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
@@ -20,10 +20,10 @@ from esper.karn.questions.alerts import AlertEntry
 from esper.karn.questions.breakdowns import choices, ops_of
 from esper.karn.questions.episode_selection import EpisodeKey, default_episode
 from esper.karn.questions.learning_curves import improvement
-from esper.karn.questions.overview import Overview, RunProgress, done_text, overview
 from esper.karn.questions.policy_health import LOW_ENTROPY, beyond, heads, health
 from esper.karn.questions.slot_lanes import Lane, Lanes, lanes
 from esper.karn.run import Run
+from esper.karn.runs import Overview, RunProgress, done_text, overview
 from esper.leyline import RunRow, Stage
 
 MOST_ALERTS: Final = 4
@@ -114,14 +114,11 @@ def _policy(run: Run) -> list[RenderableType]:
     if healthy is None or entropies is None or chosen is None:
         return []
     metrics = [metric for metric in healthy.metrics if metric.low is not None or metric.high is not None]
+    last = healthy.series.last
     cells = {
-        "policy": [
-            _reading(m.name.replace("_", " "), healthy.series.last(m.name), m.low, m.high) for m in metrics
-        ],
+        "policy": [_reading(m.name.replace("_", " "), last(m.name), m.low, m.high) for m in metrics],
         "entropy": [_reading(name, entropies.last(name), LOW_ENTROPY) for name in entropies.values],
-        "ops": [
-            Text(f"{op_look(name).label} {notation.share(chosen.last(name))}") for name in ops_of(chosen)
-        ],
+        "ops": [Text(f"{op_look(op).label} {notation.share(chosen.last(op))}") for op in ops_of(chosen)],
     }
     return [_labelled(label, Columns(texts, padding=(0, 2))) for label, texts in cells.items()]
 
@@ -163,10 +160,9 @@ def _slots(shown: Lanes, columns: int) -> Table:
     words = ("slot", f"epoch {shown.epoch}/{shown.horizon}", "stage", "seed")
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="dim")
     for heading in (*words, "alpha", "contribution", "params"):
+        side: JustifyMethod = "left" if heading in words else "right"
         width = LABEL - 1 if heading == "slot" else None
-        table.add_column(
-            heading, no_wrap=True, min_width=width, justify="left" if heading in words else "right"
-        )
+        table.add_column(heading, no_wrap=True, min_width=width, justify=side)
     for lane in shown.lanes:
         cells = [notation.UNKNOWN] * 4
         if lane.seeds and (seed := lane.seeds[-1]).fate in ("alive", "fossilized"):

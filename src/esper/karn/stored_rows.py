@@ -1,11 +1,12 @@
 """Rows of a run as its files store them: JSON lines in memory, Parquet files by path.
 
 JSON lines are read up to the last complete line. If a training was killed, the rows of its unfinished
-iteration come last in each table. DuckDB reads Parquet files when their rows are requested.
+iteration come last in each table. DuckDB reads Parquet files when their rows are requested. Rows must agree
+with the run row, because rows of a damaged file can be valid alone.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -15,9 +16,9 @@ import msgspec
 
 from esper.files.row_files import check_layout, old_run_error, row_files, split_lines
 from esper.files.writer_lock import is_being_written, signature
-from esper.karn.row_checks import check_rows
-from esper.leyline import SCHEMA_VERSION, TABLES, UNREADABLE, EpisodeRow, EsperError, Row, RunRow, UpdateRow
-from esper.leyline.columns import TABLE_OF
+from esper.leyline import BLEND_IDS, HEAD_NAMES, SCHEMA_VERSION, STAGE_NAMES, TABLES, UNREADABLE, EsperError
+from esper.leyline.columns import COLUMNS, TABLE_OF
+from esper.leyline.rows import DecisionRow, EpisodeRow, Row, RunRow, TransitionRow, UpdateRow
 
 R = TypeVar("R", bound=Row)
 State = Literal["running", "finished", "stopped"]
@@ -35,6 +36,15 @@ SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
     "temp_directory": "",
 }
 """Settings of all databases that read a run."""
+
+LONGEST: Final = 10_000_000
+"""Largest number of epochs or iterations that readers accept."""
+LISTS: Final = {
+    **dict.fromkeys(("action", "read", "masked", "log_probs", "head_entropy", "head_grad_norm"), "heads"),
+    **dict.fromkeys(("op_probs", "op_shares", "op_counts"), "ops"),
+    "on": "slots",
+}
+"""Columns with one entry per head, op or slot, and the column of the run row that has their names."""
 
 
 class StoredRows:
@@ -123,20 +133,25 @@ class StoredRows:
         except EsperError as error:
             raise self._located(row_type) or error from None
 
-    def parquet_files(self, table: str) -> list[Path]:
-        """Return the Parquet files of a telemetry table."""
-        return [path for folder in self.folders if (path := folder / f"{table}.parquet").exists()]
+    def parquet_source(self, table: str) -> str:
+        """Return the SQL function that reads the Parquet files of a telemetry table; empty if it has none."""
+        files = [path for folder in self.folders if (path := folder / f"{table}.parquet").exists()]
+        return f"read_parquet([{', '.join(sql_text(str(path)) for path in files)}])" if files else ""
+
+    def damaged(self, table: str, error: Exception) -> EsperError:
+        """Return the error for a table that DuckDB cannot read."""
+        return EsperError(f"table '{table}' of '{self.telemetry.parent}' cannot be read: {error_text(error)}")
 
     def _from_parquet(self, column: str, table: str) -> list[Any]:
-        files = self.parquet_files(table)
-        if not files:
+        source = self.parquet_source(table)
+        if not source:
             return []
-        query = f"SELECT {column} FROM {parquet_source(files)} found"
         try:
-            return [value for (value,) in _database().cursor().execute(query).fetchall()]
+            found = _database().cursor().execute(f"SELECT {column} FROM {source} found").fetchall()
+            return [value for (value,) in found]
         except DATABASE_ERRORS as error:
             _database.cache_clear()  # An internal error of DuckDB invalidates the database.
-            raise damaged_table(self.telemetry, table, error) from None
+            raise self.damaged(table, error) from None
 
     def _located(self, row_type: type[Row]) -> EsperError | None:
         """Return an error with the place of the first JSON line that is not a row of the table."""
@@ -186,19 +201,9 @@ def decoded(row_type: type[R], texts: Iterable[bytes | str]) -> list[R]:
     return rows
 
 
-def damaged_table(telemetry: Path, table: str, error: Exception) -> EsperError:
-    """Return the error for a table that DuckDB cannot read."""
-    return EsperError(f"table '{table}' of '{telemetry.parent}' cannot be read: {error_text(error)}")
-
-
 def error_text(error: Exception) -> str:
     """Return the message of a DuckDB error without its excerpt of the query."""
     return " ".join(str(error).partition("\n\nLINE ")[0].split())
-
-
-def parquet_source(files: Iterable[Path]) -> str:
-    """Return the SQL table function that reads Parquet files."""
-    return f"read_parquet([{', '.join(sql_text(str(path)) for path in files)}])"
 
 
 def sql_text(value: str) -> str:
@@ -218,3 +223,62 @@ def _database() -> duckdb.DuckDBPyConnection:
     """Return the database that reads whole Parquet files of all runs, because opening one takes 20 ms."""
     database = duckdb.connect(":memory:", config={**SETTINGS, "threads": 1})
     return database.execute("PRAGMA disable_optimizer")
+
+
+# --- agreement of rows with the run row ---------------------------------------------------------------
+
+
+def check_rows(row_type: type[Row], rows: Sequence[Row], run: RunRow) -> None:
+    """Raise ``EsperError`` for the first row with a number or a list that the run row does not allow, and for
+    an episode that has two rows.
+    """
+    ranges, names = list(_ranges(row_type, run)), row_type.__struct_fields__
+    lengths = [(name, len(getattr(run, LISTS[name]))) for name in names if name in LISTS]
+    ended = set()
+    for number, row in enumerate(rows, start=1):
+        problem = next(_problems(row, ranges, lengths, run), None)
+        if isinstance(row, EpisodeRow):
+            if (key := (row.env, row.episode, row.attempt)) in ended:
+                problem = "its episode has a row already; remove one of the two"
+            ended.add(key)
+        if problem is not None:
+            raise EsperError(f"row {number} of table '{TABLE_OF[row_type]}' is damaged: {problem}")
+
+
+def _problems(
+    row: Row, ranges: Sequence[tuple[str, int, int]], lengths: Sequence[tuple[str, int]], run: RunRow
+) -> Iterator[str]:
+    for name, low, high in ranges:
+        value = getattr(row, name)
+        if value is not None and not low <= value < high:
+            yield f"{name} is {value}, and must be {low} to {high - 1}"
+    for name, length in lengths:
+        entries = getattr(row, name)  # None if unknown, and empty if an update was skipped
+        if entries and len(entries) != length:
+            yield f"{name} has {len(entries)} entries, and must have {length}"
+    if isinstance(row, DecisionRow):
+        yield from _unknown_choices(row, run)
+    if isinstance(row, RunRow) and (tuple(row.heads), len(row.head_choices)) != (HEAD_NAMES, len(HEAD_NAMES)):
+        known = f"this version of esper reads those of {', '.join(HEAD_NAMES)}"
+        yield f"it has the choices of the heads {', '.join(row.heads) or 'none'}, and {known}"
+
+
+def _unknown_choices(row: DecisionRow, run: RunRow) -> Iterator[str]:
+    counts = map(len, (run.ops, run.slots, *run.head_choices[2:]))
+    if len(row.action) != len(HEAD_NAMES):
+        yield "its action has no value for some heads"
+    for head, choice, count in zip(HEAD_NAMES, row.action, counts, strict=False):
+        if not 0 <= choice < count:
+            yield f"head {head} has no choice {choice}"
+
+
+def _ranges(row_type: type[Row], run: RunRow) -> Iterator[tuple[str, int, int]]:
+    """Yield each whole-number column of a row type with its lowest value and its limit."""
+    counts = {"slot": len(run.slots), "blueprint": len(run.blueprints), "style": len(BLEND_IDS)}
+    counts |= dict.fromkeys(("stage", "from_stage", "to_stage"), len(STAGE_NAMES))
+    for column in COLUMNS[TABLE_OF[row_type]]:
+        if column.sql_type == "BIGINT":
+            longest = LONGEST + 1 if column.unit in ("epoch", "iteration") else 2**63
+            # A transition of an empty slot has no seed, which is -1.
+            low = -1 if row_type is TransitionRow and column.name in ("seed", "blueprint") else 0
+            yield column.name, low, counts.get(column.name, longest)

@@ -9,7 +9,7 @@ import numpy as np
 from esper.karn import notation, resampling
 from esper.karn.drawing.curves import Curve, draw_curves
 from esper.karn.drawing.picture import Picture
-from esper.karn.page.rendering import render_page
+from esper.karn.page.rendering import render
 from esper.karn.resampling import FloatArray, Interval, regret
 
 _TRAINING: Final = ("forward", "backward")
@@ -90,7 +90,7 @@ class StudyTable(NamedTuple):
 def render_study(found: Sequence[StudyNumbers], name: str) -> str:
     """Render the page of a study as HTML."""
     sections = [(study_pictures(task), study_tables(task)) for task in found]
-    return render_page("study.html", title=name, served=False, sections=sections)
+    return render("study.html", title=name, served=False, sections=sections)
 
 
 # --- tables -----------------------------------------------------------------------------------------

@@ -8,21 +8,13 @@ writes nothing.
 import json
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
 
 import duckdb
 
-from esper.karn.stored_rows import (
-    DATABASE_ERRORS,
-    SETTINGS,
-    StoredRows,
-    damaged_table,
-    error_text,
-    parquet_source,
-    sql_text,
-)
+from esper.karn.stored_rows import DATABASE_ERRORS, SETTINGS, StoredRows, error_text, sql_text
 from esper.leyline import HEAD_NAMES, TABLES, EsperError, UnknownNameError
 from esper.leyline.columns import COLUMNS
 
@@ -34,12 +26,6 @@ VIEWS: Final = (*TABLES, DECISIONS)
 
 class QueryError(EsperError):
     """Error: a SQL query is not allowed, or fails."""
-
-
-def views_in(text: str) -> list[str]:
-    """Return the names of tables and views that occur as words in a piece of SQL."""
-    words = set(re.findall(r"\w+", text.lower()))
-    return [name for name in VIEWS if name in words]
 
 
 def check_statement(query: str) -> None:
@@ -71,7 +57,7 @@ class Tables:
         self._connection = _locked_database(stored.telemetry, memory)
         self._connection.execute("CREATE SCHEMA lines")
         self._lines = stored.lines
-        """JSON lines whose first ones are in the database."""
+        """JSON lines of each table, of which the first ``_inserted`` are in the database."""
         self._inserted: Counter[str] = Counter()
         """Number of JSON lines of each table in the database."""
         self._definitions: dict[str, str] = {}
@@ -94,10 +80,11 @@ class Tables:
         return self._connection
 
     def ready_for(self, query: str) -> duckdb.DuckDBPyConnection:
-        """Update the views whose names occur in a query, or all views if no name occurs; return the
+        """Update the views whose names occur as words in a query, or all views if no name occurs; return the
         connection to the database.
         """
-        return self.current(views_in(query) or VIEWS)
+        words = set(re.findall(r"\w+", query.lower()))
+        return self.current([name for name in VIEWS if name in words] or VIEWS)
 
     def _table_of_lines(self, name: str) -> str:
         """Insert the new JSON lines of a table into the database and return the qualified name of the table
@@ -115,27 +102,28 @@ class Tables:
         )
         if lines := self._lines[name][self._inserted[name] :]:
             self._stored.decoded_lines(TABLES[name])  # Lines that are not rows of the table raise an error.
-            try:
-                self._connection.execute(insertion, [[line.decode() for line in lines]])
-            except DATABASE_ERRORS as error:
-                raise damaged_table(self._stored.telemetry, name, error) from None
+            self._execute(name, insertion, map(bytes.decode, lines))
             self._inserted[name] += len(lines)
         return table
 
     def _view_of(self, table: str) -> str:
-        sources = [self._table_of_lines(table)]
-        if files := self._stored.parquet_files(table):
-            sources.insert(0, parquet_source(files))
+        sources = self._stored.parquet_source(table), self._table_of_lines(table)
         names = ", ".join(_quoted(column.name) for column in COLUMNS[table])
-        return " UNION ALL ".join(f"SELECT {names} FROM {source}" for source in sources)
+        return " UNION ALL ".join(f"SELECT {names} FROM {source}" for source in sources if source)
 
     def _define(self, name: str, definition: str) -> None:
         if self._definitions.get(name) != definition:
-            try:
-                self._connection.execute(f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
-            except DATABASE_ERRORS as error:
-                raise damaged_table(self._stored.telemetry, name, error) from None
+            self._execute(name, f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
             self._definitions[name] = definition
+
+    def _execute(self, table: str, statement: str, *lists: Iterable[str]) -> None:
+        """Execute SQL on a table or view, with lists of text as parameters; raise ``EsperError`` if the table
+        cannot be read or a text cannot be decoded.
+        """
+        try:
+            self._connection.execute(statement, [list(texts) for texts in lists])
+        except DATABASE_ERRORS as error:
+            raise self._stored.damaged(table, error) from None
 
 
 # --- database ---------------------------------------------------------------------------------------
@@ -146,11 +134,10 @@ def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConn
     settings = dict(SETTINGS)
     if memory is not None:
         settings |= {"memory_limit": f"{memory}MB", "threads": 1}
-    connection = duckdb.connect(":memory:", config=settings)
-    connection.execute(f"SET allowed_directories = [{sql_text(f'{telemetry}/')}]")
-    connection.execute("SET enable_external_access = false")
-    connection.execute("SET lock_configuration = true")
-    return connection
+    return duckdb.connect(":memory:", config=settings).execute(
+        f"SET allowed_directories = [{sql_text(f'{telemetry}/')}]; SET enable_external_access = false;"
+        " SET lock_configuration = true"
+    )
 
 
 # --- SQL --------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from esper.files.row_files import TELEMETRY
 from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
-from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
+from esper.karn.runs import progress
 from esper.karn.screen import screen
 from esper.leyline import EsperError, RunRow, UpdateRow
 from esper.leyline.errors import notify
@@ -71,22 +71,22 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         """Whether the terminal view is being closed, so that the next update is the last and must not
         wait.
         """
-        self._has_begun = False
-        self._seen: set[Stamp] = set()
+        self._seen: set[Stamp] | None = None
+        """Stamps (table and time) of the rows with a log line; None before the first log line."""
         self._drawn: RenderableType = Text("waiting for the run to begin", style="dim")
         self._width = 0
         self.error: EsperError | OSError | None = None
         """Reason why the terminal view stopped; the run itself may continue."""
         if skip_past and (run := self._begun()) is not None:
-            self._has_begun, self._seen = True, stamps(run)
+            self._seen = stamps(run)
         self._live: Live | None = None
         if can_draw(console):
             self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=DRAWS_PER_SECOND)
             self._live.start(refresh=True)
 
     def refresh(self) -> None:
-        """Show new rows of the run soon. The calling thread spends at most ``share_of_time`` of the run time
-        on this method.
+        """Show new rows of the run with the next drawing. The calling thread spends at most
+        ``share_of_time`` of the run time on this method.
         """
         self._has_news = self._is_stale = True
         if self._live is None and time.monotonic() >= self._next_look:
@@ -154,8 +154,8 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self._drawn = SegmentLines(safe, new_lines=True)
 
     def _write_lines(self, run: Run) -> None:
-        lines = [] if self._has_begun else first_lines(run.row)
-        self._has_begun = True
+        lines = first_lines(run.row) if self._seen is None else []
+        self._seen = self._seen or set()
         entries = log(run, self._seen)
         self._seen.update(entry.stamp for entry in entries)
         updates = [entry for entry in entries if isinstance(entry.row, UpdateRow)]

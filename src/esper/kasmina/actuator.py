@@ -41,8 +41,7 @@ class Body(Protocol):
         """Return whether every weight of the seed in ``slot`` is finite."""
 
     def sync(self) -> None:
-        """Set the alpha of every seed, and whether it takes part in the forward pass, as the slot table
-        says."""
+        """Copy alphas from the slot table to all seeds, and whether a seed takes part in the forward pass."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,7 +215,7 @@ class FlopMeter:
         shape = tuple(self.sample.shape)
         first, *rest = self.model.segments or [self.model.host]
         parts = zip(rest, self.model.sites, strict=True) if rest else ()
-        # Seeds are switched off here; their FLOPs are counted in ``germinated``.
+        # Count the host without seeds; the FLOPs of a seed are counted in ``germinated``.
         with self.model.taking_part(self.model.without(*self.model.blended)):
             self._segments = [count_part(first, shape, self.sample.dtype)]
             self._segments += [count_part(part, site.shape[1:]) for part, site in parts]
@@ -351,7 +351,7 @@ class FlopMeter:
     ) -> tuple[int, dict[int, int]]:
         """Return the FLOPs of the host over all on/off configurations, and the number of forward passes of
         each blended seed."""
-        if self.model.segments is None:  # Networks of users run once per on/off configuration.
+        if self.model.segments is None:  # A user's network has one forward pass per configuration.
             runs = {s: len(configurations) for s in self.model.blended if s not in switched}
             runs |= {s: int(configurations[:, i].sum()) for i, s in enumerate(switched)}
             return len(configurations) * self._segments[0].forward, runs

@@ -40,7 +40,7 @@ class ConfigurationOutput(NamedTuple):
     """Output of the network in one on/off configuration of its seeds, for some of the samples."""
 
     row: int
-    """Row index of the on/off configuration."""
+    """Index of the on/off configuration, a row of the array ``configurations``."""
     samples: slice
     output: Tensor
 

@@ -105,7 +105,10 @@ class Contributions:
 
 
 def measure(slots: Sequence[int], score: Scorer, **settings: Any) -> Contributions:
-    """Return the result of ``measuring``, which has the same arguments, without deferring the read."""
+    """Return the contributions of seeds; ``measuring`` explains the arguments.
+
+    The scores are read from the device before the return; ``measuring`` leaves the read to its caller.
+    """
     return run_alone(measuring(slots, score, **settings))
 
 
@@ -246,7 +249,7 @@ class MetricScorer:
         with fresh_statistics(self._model.host):
             seen = 0
             for batch in batches:
-                seen += _feed(self._model.host, batch)
+                seen += feed(self._model.host, batch)
                 if seen >= CALIBRATION_SAMPLES:
                     break
         if not seen:
@@ -274,7 +277,7 @@ def _numbers(found: Any) -> list[float]:
     return values
 
 
-def _feed(net: nn.Module, batch: Any) -> int:
+def feed(net: nn.Module, batch: Any) -> int:
     """Run the network on a training batch, without targets if its forward does not accept them; return the
     batch size.
     """

@@ -110,7 +110,7 @@ def exact_float32() -> Iterator[None]:
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     exact: tuple[str, Any] = ("fp32_precision", "ieee")
     owners: tuple[Any, ...] = (cuda.matmul, cudnn.conv, cudnn.rnn) if hasattr(cudnn, "conv") else ()
-    if not owners:  # torch 2.8
+    if not owners:  # Older versions, such as torch 2.8, have no fp32_precision.
         exact, owners = ("allow_tf32", False), (cuda.matmul, cudnn)
     name, wanted = exact
     before = [getattr(owner, name) for owner in owners]

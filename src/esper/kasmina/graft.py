@@ -1,8 +1,8 @@
 """Grafts: seeds in the forward pass of a network, beside its layers or as blocks of its containers.
 
-Every blend operator is ``h + alpha * change(h)``. For a delta d the change is d (ADD), h·tanh(d) (MULTIPLY)
-or g(h)·d (GATE), so it is exactly zero if d is zero. Because of the term h, the gradient into the host
-upstream of a slot is non-zero at every alpha.
+Every blend operator has the form ``h + alpha * change(h)``. For a delta d the change is d (ADD), h·tanh(d)
+(MULTIPLY) or g(h)·d (GATE), so it is exactly zero if d is zero. Because of the term h, the gradient into the
+host upstream of a slot is non-zero at every alpha.
 """
 
 from __future__ import annotations

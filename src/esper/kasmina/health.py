@@ -1,40 +1,29 @@
 """Gradient health of a seed, from the gradients of the last minibatch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from esper.leyline.slot_table import GradientStatistics
 from esper.leyline.thresholds import GRADIENT_EXPLODING, GRADIENT_VANISHING
 
 
-class GradientStatistics(NamedTuple):
-    """Statistics of a seed's gradients; ``health`` is 1 if the gradient of no tensor vanishes or explodes."""
+def statistics_from(summary: Sequence[float]) -> GradientStatistics:
+    """Return gradient statistics of a seed from its total norm and shares of vanishing and exploding norms.
 
-    norm: float
-    health: float
-    vanishing: bool
-    exploding: bool
-
-    @classmethod
-    def of(cls, summary: Sequence[float]) -> GradientStatistics:
-        """Return the statistics for the values of ``gradient_summary``.
-
-        health = 1 − 0.5·(share of vanishing gradients) − 0.8·(share of exploding gradients), clamped to
-        [0, 1]; 0 if the total norm is not finite.
-        """
-        norm, small, large = summary
-        health = 1.0 - 0.5 * small - 0.8 * large if math.isfinite(norm) else 0.0
-        return cls(norm, min(max(health, 0.0), 1.0), small > 0, large > 0)
+    health = 1 − 0.5·(share of vanishing gradients) − 0.8·(share of exploding gradients), clamped to [0, 1]; 0
+    if the total norm is not finite.
+    """
+    norm, small, large = summary
+    health = 1.0 - 0.5 * small - 0.8 * large if math.isfinite(norm) else 0.0
+    return GradientStatistics(norm, min(max(health, 0.0), 1.0), small > 0, large > 0)
 
 
 def statistics_of(norms: Tensor) -> GradientStatistics:
     """Return statistics of a seed's gradient norms, one per parameter tensor, in one read from the device."""
-    return GradientStatistics.of(gradient_summary(norms).tolist())
+    return statistics_from(gradient_summary(norms).tolist())
 
 
 def gradient_summary(norms: Tensor) -> Tensor:

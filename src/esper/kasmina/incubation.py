@@ -85,9 +85,9 @@ def _frozen_tensors(model: MorphogeneticModel, slot: int) -> dict[str, Tensor]:
     """Return the model's tensors by name, without those of the incubating seed: parameters detached, buffers
     cloned.
 
-    A tensor that several modules share has one entry for each of these modules. With only one entry,
-    ``functional_call`` (torch 2.13) would put back the replacement instead of the original tensor, and a tied
-    embedding would stop learning.
+    A tensor that several modules share has one entry for each of these modules. If a shared tensor had only
+    one entry, ``functional_call`` (torch 2.13) would not restore the original tensor, and a tied embedding
+    would stop learning.
     """
     own = {id(tensor) for tensor in model.slots[slot].held.tensors()}
     frozen: dict[str, Tensor] = {}

@@ -246,7 +246,7 @@ class MorphogeneticModel(nn.Module):
             if source is not None and births.moments:
                 groups.copy_moments(host_parameters(source), graft.seed.parameters(), zero)
             self._inform(slot, graft)
-        except BaseException:  # An interrupt by Ctrl-C also removes the seed.
+        except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the seed, too.
             self._known.pop(slot, None)
             groups.leave(slot, graft.parameters())
             place.remove()
@@ -335,7 +335,7 @@ class MorphogeneticModel(nn.Module):
     def is_finite(self, slot: int) -> bool:
         """Return whether every weight and buffer of the seed in ``slot`` is finite."""
         finite = [tensor.isfinite().all() for tensor in self.slots[slot].held.floats()]
-        return bool(torch.stack(finite).all())  # One read from the device.
+        return bool(torch.stack(finite).all())  # Reads from the device only once.
 
     def host_parameters(self) -> list[nn.Parameter]:
         """Return the host's parameters, without parameters of seeds."""

@@ -181,8 +181,8 @@ class OptimizerGroups:
     def _group_for(self, parameter: nn.Parameter, near: Sequence[Sequence[nn.Parameter]]) -> Group:
         """Return the group for a parameter of a seed: the group of the nearest host parameter of its kind.
 
-        Kinds are vector, matrix and kernel. Parameters of another kind could be in another group: vectors are
-        often in a separate group without weight decay, and some optimisers accept only matrices.
+        A parameter is of kind vector, matrix or kernel. Parameters of another kind could be in another group:
+        vectors are often in a separate group without weight decay, and some optimisers accept only matrices.
         """
         group_of = {id(p): (o, group) for o, group in self._groups for p in group["params"]}
         held = [[p for p in layer if id(p) in group_of] for layer in near]

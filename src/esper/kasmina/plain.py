@@ -279,7 +279,7 @@ class _Tracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread:
-            return forward(*args, **kwargs)  # Another thread runs a network of its own.
+            return forward(*args, **kwargs)  # Do not trace a network that another thread runs.
         return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

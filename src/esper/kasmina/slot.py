@@ -336,9 +336,9 @@ def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
     """Let torch.compile notice hooks that were added or removed; by default torch.compile ignores changes of
     hooks.
 
-    The first call in a process resets all compiled code. After the first call, a changed hook recompiles only
-    the code that runs the hook's module. Every call drops the compiled code of the functions ``forwards``, so
-    that growth does not reach the recompile limit.
+    The first call of ``notice_hooks`` in a process discards all code that torch.compile has compiled. After
+    the first call, a changed hook recompiles only the code that runs the hook's module. Every call discards
+    the compiled code of the functions ``forwards``, so that growth does not reach the recompile limit.
     """
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None:

@@ -34,10 +34,10 @@ _MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
 class Transaction(AbstractContextManager["Transaction"]):
     """State of networks, optimisers and other objects before a change, which is restored if the change fails.
 
-    Restored are children, hooks, training modes, layer numbers, configurations and buffers of networks,
-    parameter groups and states of optimisers, attributes of other objects with the slot tables in them, and
-    torch's random state and gradient mode. Weights are restored only if ``keep`` was called before they
-    changed.
+    The state consists of children, hooks, training modes, layer numbers, configurations and buffers of
+    networks, parameter groups and states of optimisers, attributes of other objects with the slot tables in
+    them, and torch's random state and gradient mode. Weights are restored only if ``keep`` was called before
+    they changed.
 
     Args:
         nets: Networks that the change affects.

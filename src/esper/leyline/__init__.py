@@ -4,6 +4,7 @@
 
 from esper.leyline.errors import *
 from esper.leyline.factored_actions import *
+from esper.leyline.printable import *
 from esper.leyline.protocols import *
 from esper.leyline.reports import *
 from esper.leyline.rows import *

@@ -5,7 +5,7 @@ def printable(text: str) -> str:
     r"""Return the text with control and other invisible characters escaped.
 
     Names of runs, paths and values of SQL queries can contain escape sequences that move the cursor, recolour
-    the terminal or reverse the direction of text. Every function that prints such text escapes it first.
+    the terminal or reverse the direction of text, so every function that prints them calls ``printable``.
 
     Example:
         >>> print(printable("run\x1b[2J"))

@@ -61,10 +61,14 @@ def _flag(value: float | None) -> bool | None:
     return None if value is None else bool(value)
 
 
-def freshness(epochs_since: int) -> float:
+def freshness(epochs_since: Any) -> Any:
     """Return the freshness of a measurement: 1 in the epoch of the measurement, lower with every later epoch,
-    0 if there is none."""
-    return 0.0 if epochs_since == NEVER else DEFAULT_GAMMA**epochs_since
+    0 if there is none.
+
+    Args:
+        epochs_since: Epochs since the measurement, ``NEVER`` if there is none; a number or an array.
+    """
+    return (epochs_since != NEVER) * DEFAULT_GAMMA**epochs_since
 
 
 def alpha_mode(table: SlotTable, env: int, slot: int) -> str:

@@ -76,6 +76,9 @@ class _Facts(Generic[Int, Float, Bool]):
     then belong."""
     minibatches: Int
     """Number of training minibatches since the start of the episode."""
+    minibatches_left: Float
+    candidate_cost: Float
+    cost: Float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,6 @@ class EnvFacts(_Facts[int, float, bool]):
 class EpochFacts(_Facts[IntArray, FloatArray, BoolArray]):
     """Measurements of all environments after one epoch, every array ``[env]``; fields as in ``EnvFacts``."""
 
-    minibatches_left: FloatArray
-    candidate_cost: FloatArray
-    cost: FloatArray
     races: tuple[RaceResult | None, ...]
 
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,15 @@ from esper.leyline.stages import IN_FORWARD, IS_LIVE, IS_OCCUPIED, Stage
 NEVER: Final = -1
 """Value of ``epochs_since_measured`` before the first measurement."""
 NO_BLUEPRINT: Final = -1
+
+
+class GradientStatistics(NamedTuple):
+    """Statistics of a seed's gradients; ``health`` is 1 if the gradient of no tensor vanishes or explodes."""
+
+    norm: float
+    health: float
+    vanishing: bool
+    exploding: bool
 
 
 @dataclass(slots=True)
@@ -155,25 +164,21 @@ class SlotTable:
         self.contribution_error[env, slot] = error
         self.epochs_since_measured[env, slot] = 0
 
-    def record_gradients(
-        self,
-        env: int,
-        slot: int,
-        *,
-        norm: float,
-        ratio: float,
-        health: float,
-        vanishing: bool,
-        exploding: bool,
-    ) -> None:
-        """Store the gradient statistics of an epoch; the last gradient health moves to
-        ``previous_health``."""
+    def record_gradients(self, env: int, slot: int, found: GradientStatistics, *, ratio: float) -> None:
+        """Store the gradient statistics of an epoch; the last gradient health moves to ``previous_health``.
+
+        Args:
+            env: Row of the slot table.
+            slot: Column of the slot table.
+            found: Gradient statistics of the slot's seed.
+            ratio: Gradient norm of the seed divided by that of the host; NaN if unknown.
+        """
         self.previous_health[env, slot] = self.gradient_health[env, slot]
-        self.gradient_norm[env, slot] = norm
+        self.gradient_norm[env, slot] = found.norm
         self.gradient_norm_ratio[env, slot] = ratio
-        self.gradient_health[env, slot] = health
-        self.vanishing[env, slot] = float(vanishing)
-        self.exploding[env, slot] = float(exploding)
+        self.gradient_health[env, slot] = found.health
+        self.vanishing[env, slot] = float(found.vanishing)
+        self.exploding[env, slot] = float(found.exploding)
 
 
 _DEFAULTS: Final[Mapping[str, bool | int | float]] = {"BoolArray": False, "IntArray": 0, "FloatArray": np.nan}

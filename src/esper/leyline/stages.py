@@ -47,18 +47,13 @@ def _reachable(start: Stage, *, without: Stage) -> frozenset[Stage]:
     """Return ``start`` and all stages that legal moves reach from it without entering the stage
     ``without``."""
     found = {start}
-    frontier = [start]
-    while frontier:
-        for target in LEGAL_MOVES[frontier.pop()]:
-            if target is not without and target not in found:
-                found.add(target)
-                frontier.append(target)
+    while targets := {target for stage in found for target in LEGAL_MOVES[stage]} - found - {without}:
+        found |= targets
     return frozenset(found)
 
 
 def _lookup(stages: Iterable[Stage]) -> NDArray[np.bool_]:
-    table = np.zeros(NUM_STAGES, dtype=np.bool_)
-    table[list(stages)] = True
+    table = np.isin(list(Stage), list(stages))
     table.setflags(write=False)
     return table
 

@@ -5,7 +5,7 @@ Alerts depend only on telemetry rows, so equal rows give equal alerts. No alert 
 tables, so a resumed run can replay its earlier rows one table at a time.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,9 +49,10 @@ class AlertMonitor:
         """Return rows for the alerts that ``row`` raises or clears. An alert row of the governor is recorded
         as open, but not returned.
         """
-        alerts: list[AlertRow | None] = []
+        alerts: list[AlertRow] = []
         for rule in _RULES_OF.get(type(row), ()):
-            alerts += [self._evaluate(rule, reading, row) for reading in rule.evaluate(row, self._past)]
+            for reading in rule.evaluate(row, self._past):
+                alerts += self._evaluate(rule, reading, row)
         match row:
             case AlertRow(event="raised") if row.rule in GOVERNOR_RULES:
                 self._states[row.rule, row.scope] = _AlertState(raised=row, env=row.env)
@@ -60,9 +61,10 @@ class AlertMonitor:
             case TransitionRow() if row.to_stage not in OCCUPIED_STAGES:
                 alerts += self._end_of(row, slot=row.slot)
         self._past.remember(row)
-        return [alert for alert in alerts if alert is not None]
+        return alerts
 
-    def _evaluate(self, rule: Rule, reading: Reading, row: Row) -> AlertRow | None:
+    def _evaluate(self, rule: Rule, reading: Reading, row: Row) -> Iterator[AlertRow]:
+        """Yield the row of an alert that ``reading`` raises or clears."""
         course = self._states.setdefault((rule.name, reading.scope), _AlertState())
         if isinstance(row, SeedRow):
             course.env, course.slot = row.env, row.slot
@@ -78,16 +80,15 @@ class AlertMonitor:
                 hint=rule.hint,
                 **_when(row),
             )
-            return course.raised
-        if course.raised is not None and not reading.wrong:
-            raised, course.raised = course.raised, None
-            return _cleared(raised, value=reading.value, limit=reading.limit, **_when(row))
-        return None
+            yield course.raised
+        elif course.raised is not None and not reading.wrong:
+            yield _cleared(course.raised, value=reading.value, limit=reading.limit, **_when(row))
+            course.raised = None
 
     def _end_of(self, row: EpisodeRow | TransitionRow, slot: int | None) -> list[AlertRow]:
         """Return rows that clear the alerts of an episode that has ended or, given ``slot``, of the seed that
         left the slot."""
-        courses = list(self._states.items())
+        courses = self._states.items()
         ended = [key for key, one in courses if one.env == row.env and slot in (None, one.slot)]
         raised = [self._states.pop(key).raised for key in ended]
         return [_cleared(alert, value=None, **_place(row)) for alert in raised if alert is not None]

@@ -7,8 +7,8 @@ the alert rules; ``tools/make_reference.py`` writes them to ``docs/alerts.md``.
 from collections.abc import Mapping
 from typing import Final, NamedTuple, get_type_hints
 
+from esper.leyline import Row, Severity
 from esper.leyline import thresholds as limits
-from esper.leyline.rows import Row, Severity
 from esper.nissa import conditions
 from esper.nissa.conditions import Condition
 
@@ -70,7 +70,7 @@ RULES: Final = (
         "kl",
         "warning",
         f"the divergence is above {limits.KL_HIGH:g} times target_kl",
-        conditions.divergence_above(limits.KL_HIGH),
+        conditions.update_above("approx_kl", limits.KL_HIGH, "target_kl"),
         "Single steps overshoot the target, so the early stop comes too late; lower learning_rate.",
         times=2,
     ),
@@ -78,7 +78,7 @@ RULES: Final = (
         "kl-runaway",
         "error",
         f"the divergence is above {limits.KL_RUNAWAY:g} times target_kl",
-        conditions.divergence_above(limits.KL_RUNAWAY),
+        conditions.update_above("approx_kl", limits.KL_RUNAWAY, "target_kl"),
         "One step moved the policy far from its rollout; lower learning_rate and go back to a checkpoint.",
     ),
     Rule(

@@ -14,8 +14,8 @@ import duckdb
 
 from esper.files.atomic_write import name_folder, partial_of, remove
 from esper.files.row_files import RowSpan, parquet_path, row_files, split_lines
+from esper.leyline import EsperError
 from esper.leyline.columns import COLUMNS
-from esper.leyline.errors import EsperError
 
 
 class CompactionError(Exception):

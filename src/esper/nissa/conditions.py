@@ -111,20 +111,15 @@ def ratio_exploded(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
         yield Reading(RUN, False, row.ratio_max, high)
 
 
-def divergence_above(times_target: float) -> Condition:
+def update_above(column: str, limit: float, setting: str | None = None) -> Condition:
+    """Return the condition that a column is above ``limit``, or above ``limit`` times a setting of the
+    run.
+    """
+
     def look(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-        target = past.run.config.get("target_kl")
-        if row.skipped is None and row.approx_kl is not None and target is not None:
-            yield above(RUN, row.approx_kl, times_target * target)
-
-    return look
-
-
-def update_above(column: str, limit: float) -> Condition:
-    def look(row: UpdateRow, past: RowHistory) -> Iterator[Reading]:
-        value = getattr(row, column)
-        if row.skipped is None and value is not None:
-            yield above(RUN, value, limit)
+        value, unit = getattr(row, column), 1.0 if setting is None else past.run.config.get(setting)
+        if row.skipped is None and value is not None and unit is not None:
+            yield above(RUN, value, limit * unit)
 
     return look
 

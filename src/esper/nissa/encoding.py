@@ -61,16 +61,13 @@ class RowEncoder:
         flat = all(map(math.isfinite, filter(None, self._floats(row))))
         if flat and all(_all_finite(getattr(row, name)) for name in self._nested):
             return
-        name, number = next(
-            (column.name, number)
-            for column in COLUMNS[self._table]
-            for number in _numbers_within(getattr(row, column.name))
-            if not math.isfinite(number)
-        )
-        raise RowError(
-            f"column '{name}' of table '{self._table}' is {number};"
-            " a number must be finite; use None for an unknown value"
-        )
+        for column in COLUMNS[self._table]:
+            for number in _numbers_within(getattr(row, column.name)):
+                if not math.isfinite(number):
+                    raise RowError(
+                        f"column '{column.name}' of table '{self._table}' is {number};"
+                        " a number must be finite; use None for an unknown value"
+                    )
 
 
 def _all_finite(value: Any) -> bool:

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from esper.files.append import open_to_append, write_all
 from esper.files.row_files import TELEMETRY, unfinished_path
-from esper.leyline.columns import TABLE_OF
-from esper.leyline.rows import TABLES_OF_DETAIL, Detail, Row
+from esper.leyline import TABLES, TABLES_OF_DETAIL, Detail, Row
 from esper.nissa.encoding import RowEncoder
 
 
@@ -27,15 +26,12 @@ class IterationJournal:
         self, directory: Path, detail: Detail, clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self._telemetry = directory / TELEMETRY
-        self._encoders = {table: RowEncoder(table) for table in TABLES_OF_DETAIL[detail]}
-        self._began = 0.0
+        self._encoders = {TABLES[table]: RowEncoder(table) for table in TABLES_OF_DETAIL[detail]}
+        self.began = 0.0
+        """Clock value at the start of the run, which is the same in all processes."""
         self._clock = clock
         self._path: Path | None = None
         self._file: int | None = None
-
-    def begin(self, began: float) -> None:
-        """Store the clock value of the run's start; all processes store the same value."""
-        self._began = began
 
     def take(self, iteration: int, env: int, rows: Sequence[Row]) -> None:
         """Append the rows of one epoch of the environments that train together to their journal file.
@@ -45,12 +41,9 @@ class IterationJournal:
             env: First of the environments; its number is part of the journal file's name.
             rows: Telemetry rows of the epoch.
         """
-        t = self._clock() - self._began
-        lines = bytearray()
-        for row in rows:
-            encoder = self._encoders.get(TABLE_OF[type(row)])
-            if encoder is not None:
-                lines += encoder.line(row, t)
+        t = self._clock() - self.began
+        written = [row for row in rows if type(row) in self._encoders]
+        lines = bytearray().join(self._encoders[type(row)].line(row, t) for row in written)
         path = unfinished_path(self._telemetry, iteration) / f"env-{env:04d}.jsonl"
         try:
             if path != self._path:

@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -42,9 +42,8 @@ from esper.files.row_files import (
     unfinished_path,
 )
 from esper.files.writer_lock import WriterLock
+from esper.leyline import TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row, RunDirectoryError, notify
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.errors import EsperError, RunDirectoryError, notify
-from esper.leyline.rows import TABLES, TABLES_OF_DETAIL, AlertRow, Detail, ResourceRow, Row
 from esper.nissa.compaction import CompactionError, compact
 from esper.nissa.encoding import RowEncoder, RowError
 
@@ -99,7 +98,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         self._ended = False
         """Whether the final resource row of the run was emitted."""
         self._take_over(resume_from)
-        self._encoders = {table: RowEncoder(table) for table in TABLES}
+        self._encoders = {table: RowEncoder(table) for table in TABLE_OF.values()}
         self._buffer = bytearray()
         self._file: int | None = None
         self._line_bytes = 0
@@ -117,17 +116,14 @@ class RunWriter(AbstractContextManager["RunWriter"]):
         """Clock value at the start of the run."""
 
     def _take_over(self, resume_from: RowMark | None) -> None:
-        """Remove the rows after ``resume_from``, and sign the run; release the lock after an error."""
-        try:
+        """Remove the rows after ``resume_from`` and change the signature; release the lock after an error."""
+        with ExitStack() as undo, save_errors(self.directory, RunDirectoryError):
+            undo.callback(self._lock.release)
             if resume_from is not None:
                 self._go_back(resume_from.iteration)
             # Readers that see another signature than before read all rows again.
             self._lock.sign()
-        except (EsperError, OSError) as error:
-            self._lock.release()
-            if isinstance(error, EsperError):
-                raise
-            raise RunDirectoryError(f"'{self.directory}' cannot be written: {error.strerror}") from error
+            undo.pop_all()
 
     def _go_back(self, iteration: int) -> None:
         """Remove the rows of all iterations after ``iteration``, the latest first, so that the remaining rows
@@ -172,7 +168,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             return
         now = self._clock()
         self._emit_resource(if_due=True)
-        self._write_out(lines_path(self._telemetry, max(self._last, 0)))
+        self._write_out()
         if self._line_bytes > LINES_BYTES and not self._buffer:
             self._close_file()
             self._compact(self._last)
@@ -247,8 +243,8 @@ class RunWriter(AbstractContextManager["RunWriter"]):
     def attempt(self, name: str, remedy: str = "") -> Iterator[None]:
         """Let the run continue if a file cannot be written in the ``with`` block.
 
-        The first failure is printed. Unless a later attempt of the same name succeeds, the end of the run
-        raises the error.
+        Of several failures of the same name in a row, the first is printed. Unless a later attempt succeeds,
+        the end of the run raises the error.
 
         Args:
             name: Name of what is written, such as "checkpoint".
@@ -277,11 +273,8 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             if not self._ended:
                 self._emit_resource()
             self._commit()
-            unfinished = unfinished_path(self._telemetry, self._last + 1) / "run.jsonl"
             if self._due is None:
-                self._write_out(
-                    unfinished if self._trains else lines_path(self._telemetry, max(self._last, 0))
-                )
+                self._write_out()
             self._end()
         self._lock.release()
 
@@ -307,11 +300,15 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
     # --- files --------------------------------------------------------------------------------------
 
-    def _write_out(self, path: Path) -> None:
-        """Append the buffered rows to the file ``path``, which is opened if necessary."""
+    def _write_out(self) -> None:
+        """Append the buffered rows to the row file; in a policy training, to the journal of the unfinished
+        iteration.
+        """
         if not self._buffer:
             return
-        size = len(self._buffer)
+        path, size = lines_path(self._telemetry, max(self._last, 0)), len(self._buffer)
+        if self._trains:
+            path = unfinished_path(self._telemetry, self._last + 1) / "run.jsonl"
         with self._attempt_rows(path):
             self._lock.check()
             if self._file is None:
@@ -361,7 +358,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
             return
         row = ResourceRow(
             rss_mb=_peak_mb(),
-            rows_written=self._rows + 1,  # The number includes this resource row.
+            rows_written=self._rows + 1,  # The resource row itself is counted.
             writer_ms=self._busy_seconds * 1e3,
             disk_free_mb=free / 1e6,
         )
@@ -371,7 +368,7 @@ class RunWriter(AbstractContextManager["RunWriter"]):
 
 def _claim(directory: Path) -> None:
     """Create the run directory and its telemetry folder; raise an error if the directory is not empty."""
-    try:
+    with save_errors(directory, RunDirectoryError, kind="run directory ", remedy="; choose another one"):
         make_folder(directory)
         held = sorted(entry.name for entry in directory.iterdir())
         if held:
@@ -382,10 +379,6 @@ def _claim(directory: Path) -> None:
         # If two runs start in one directory at the same time, this mkdir() fails for the second.
         (directory / TELEMETRY).mkdir()
         flush_to_disk(directory)
-    except OSError as error:
-        raise RunDirectoryError(
-            f"run directory '{directory}' cannot be written: {error.strerror}; choose another one"
-        ) from error
 
 
 def _peak_mb() -> float:

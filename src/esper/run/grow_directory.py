@@ -86,8 +86,8 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             load: Function that is called with the checkpoint of a resumed run, before rows are removed.
 
         Raises:
-            EsperError: The run to resume was started with other settings, or its checkpoint does not fit. No
-                file has changed.
+            EsperError: The run to resume was started with other settings, or its checkpoint does not fit; no
+                file was changed.
         """
         run = run_row(
             network.action_space,
@@ -127,11 +127,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
         with uninterrupted():
             self._writer = self._opened.enter_context(RunWriter(self.path, resume_from=mark))
         sink = RowSink(run, self._writer)
-        if self._checkpoint is None:
-            with self.rows_of(0):
-                sink.emit(run)
-        else:
-            sink.replay(self.path)
+        sink.begin(self.path, is_resumed=self._checkpoint is not None)
         return sink
 
     def rows_of(self, epoch: int, *, is_last: bool = False) -> AbstractContextManager[None]:

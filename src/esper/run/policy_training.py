@@ -18,7 +18,6 @@ from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.simic.training.handshake import HandshakeError
 from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
@@ -35,14 +34,14 @@ class _Results:
     def __init__(self, trainer: Trainer, writer: RunWriter, directory: Path) -> None:
         self._trainer, self._writer, self._directory = trainer, writer, directory
         self._waiting: tuple[float, FactoredRecurrentActorCritic] | None = None
-        """Best policy with its mean return until it is saved."""
+        """Mean return and copy of the best policy; None once the policy is saved."""
 
     def keep_if_best(self, reached: float | None) -> None:
         """Save the policy if its mean return is the highest of the training, or the best one that waits."""
         best = self._waiting[0] if self._waiting else self._trainer.best_return
         if reached is not None and reached > best:
             self._waiting = reached, deepcopy(self._trainer.policy)
-        for _ in range(2):  # The second try is for the last iteration, which no other follows.
+        for _ in range(2):  # A failed write is tried again, also in the last iteration.
             if self._waiting is not None:
                 with self._writer.attempt("best policy"):
                     save_policy(self._waiting[1], self._directory / "best", trained_on(self._trainer.config))
@@ -101,22 +100,18 @@ def train(
         # Before rank 0 writes, all ranks must have the same number of finished iterations.
         _refuse(exchange.unlike_first(trainer.iteration), directory)
         if exchange.rank() != 0:
-            journal.begin(exchange.from_first(0.0))
+            journal.began = exchange.from_first(0.0)
             _check_shared(directory)
             for _ in _iterations(trainer):
                 pass  # Only rank 0 writes rows and checkpoints.
             return
         with RunWriter(directory, resume_from=mark, detail=config.detail) as writer:
-            journal.begin(exchange.from_first(writer.began))
+            journal.began = exchange.from_first(writer.began)
             _check_shared(directory)
             begun = read_rows(directory, RunRow) if resume else []
             run = begun[0] if begun else _begin(config, directory, trainer)
             telemetry = RowSink(run, writer)
-            if begun:
-                telemetry.replay(directory)
-            else:
-                with writer.iteration(0):
-                    telemetry.emit(run)
+            telemetry.begin(directory, is_resumed=bool(begun))
             refresh()
 
             results = _Results(trainer, writer, directory)
@@ -140,7 +135,7 @@ def _iterations(trainer: Trainer) -> Iterator[Iteration]:
         if exchange.world_size() > 1:
             unlike = exchange.unlike_first(digest_of(*trainer.policy.state_dict().values()))
             if unlike:
-                raise HandshakeError(
+                raise exchange.HandshakeError(
                     f"after iteration {trainer.iteration} the policy of rank {_listed(unlike)} is not that of"
                     " rank 0, since their processors compute differently; use machines of one kind"
                 )

@@ -49,8 +49,8 @@ def hardware() -> dict[str, Any]:
 def run_row(space: ActionSpace, **columns: Any) -> RunRow:
     """Return the run row of a run that starts now.
 
-    This function fills in the provenance, and the names to which indices refer; ``columns`` are the other
-    columns of the run row.
+    Provenance and the names to which indices refer are filled in; ``columns`` are the other columns of the
+    run row.
     """
     return RunRow(
         schema_version=SCHEMA_VERSION,

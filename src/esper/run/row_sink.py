@@ -80,9 +80,13 @@ class RowSink:
         content = {"alerts": raised, type(row).__name__: row}
         self._writer.keep(f"diagnostics/{name}.json", msgspec.json.format(msgspec.json.encode(content)))
 
-    def replay(self, directory: Path) -> None:
-        """Restore the state of the alert rules and the level of detail from the rows that a resumed run has
-        written."""
+    def begin(self, directory: Path, *, is_resumed: bool) -> None:
+        """Write the run row of a new run; restore the state of the alert rules and the level of detail of a
+        resumed run from its rows."""
+        if not is_resumed:
+            with self._writer.iteration(0):
+                self.emit(self._run)
+            return
         kinds = REPLAYED_EPISODE if self._run.iterations is None else REPLAYED
         rows = [row for kind in kinds for row in read_rows(directory, kind)]
         for row in sorted(rows, key=lambda row: row.t):

@@ -15,8 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from esper.leyline import Detail, EsperError, UnknownNameError
-from esper.simic.config import TrainingConfig
-from esper.simic.settings import MOST, MOST_SLOTS, EpisodeSettings
+from esper.simic.config import MOST, MOST_SLOTS, EpisodeSettings, TrainingConfig
 
 _READERS: Final = {"plan": "periodic", "rotation": "heuristic", "checkpoint": "ppo", "policy_device": "ppo"}
 """Settings that only one controller reads, with the name of that controller."""
@@ -38,7 +37,7 @@ class Settings(BaseModel):
 
 
 class RunConfig(Settings, EpisodeSettings):
-    """Settings of ``esper run``: episodes of one growing network under one controller."""
+    """Grow a network on a task and report what each seed contributed."""
 
     controller: str = "heuristic"
     """Controller: heuristic, counting, random, periodic, off, ppo."""

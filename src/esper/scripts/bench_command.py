@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 import esper
-from esper.leyline.errors import EsperError, UnknownNameError
+from esper.leyline import EsperError, UnknownNameError
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from esper import __version__
-from esper.leyline.errors import UnknownNameError
+from esper.leyline import UnknownNameError
 from esper.scripts.guard import run_main
 
 COMMANDS = {

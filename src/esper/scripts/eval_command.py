@@ -1,7 +1,6 @@
 """``esper eval CHECKPOINT``: comparison of a trained policy with three controls (heuristic, random, off) on
 test rng seeds."""
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,12 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.karn.statistics import estimate, paired_difference
-from esper.leyline.printable import printable
+from esper.leyline import notify, printable
 from esper.run.run_config import RunConfig, Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
-from esper.simic.config import TrainingConfig
+from esper.simic.config import MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
 from esper.simic.rewards.families import rent_potential
-from esper.simic.settings import MOST, MOST_SLOTS, Flops, Hardware, TaskName
 from esper.study.processes import in_processes
 from esper.tolaria.episode_report import EpisodeReport
 
@@ -96,9 +94,9 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     if trained is None:
         said = f"the policy in '{checkpoint}' does not say what it was trained on; evaluated on"
         asked_text = ", ".join(f"{name} {value}" for name, value in asked.items())
-        print(printable(f"esper: {said} {asked_text}"), file=sys.stderr)
+        notify(printable(f"{said} {asked_text}"))
     elif different := trained.differences(**asked, auto_forward=config.auto_forward):
-        print(printable(f"esper: evaluated on {different}"), file=sys.stderr)
+        notify(printable(f"evaluated on {different}"))
     return config, shared
 
 

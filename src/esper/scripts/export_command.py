@@ -17,8 +17,7 @@ from pydantic import Field, model_validator
 
 from esper.karn.run import Run, open_run
 from esper.karn.stored_rows import State
-from esper.leyline.printable import printable
-from esper.leyline.rows import Row, RunRow
+from esper.leyline import Row, RunRow, printable
 from esper.nissa.exporters.points import ExportError, exported_types, points_of
 from esper.nissa.exporters.tensorboard import TensorBoardExporter
 from esper.nissa.exporters.trackers import TrackerExporter, trackio_exporter, wandb_exporter
@@ -59,8 +58,8 @@ def export_command(args: Sequence[str]) -> None:
     exported: Counter[str] = Counter()
     ending = ""
     try:
-        if config.follow:
-            wait_for_its_row(run)
+        while config.follow and run.state == "running" and not run.rows(RunRow):
+            time.sleep(POLL_SECONDS)  # The run row, which the exporter needs, is not written yet.
         with closing(make_exporter(run, config)) as exporter:
             print(printable(f"exporting {run.path}; see it with: {exporter.view}"), flush=True)
             for state, rows in looks(run, follow=config.follow):
@@ -75,12 +74,6 @@ def export_command(args: Sequence[str]) -> None:
         raise ExportError(f"the export cannot be written: {error.strerror}") from error
     counts = ", ".join(f"{number} of {table}" for table, number in exported.items()) or "none yet"
     print(f"rows exported: {counts}; {ending}")
-
-
-def wait_for_its_row(run: Run) -> None:
-    """Wait until the run row is written, or the run has ended."""
-    while run.state == "running" and not run.rows(RunRow):
-        time.sleep(POLL_SECONDS)
 
 
 def make_exporter(run: Run, config: ExportConfig) -> TensorBoardExporter | TrackerExporter:

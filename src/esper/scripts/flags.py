@@ -2,7 +2,6 @@
 
 import argparse
 import difflib
-import sys
 import types
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -12,9 +11,9 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError, notify
 from esper.run.run_config import Config, ConfigError, checked
-from esper.simic.settings import Hardware
+from esper.simic.config import Hardware
 
 
 def parse_words(
@@ -82,7 +81,7 @@ def say_where(config: Hardware) -> None:
     if config.devices != Hardware().devices:
         from esper.tolaria.devices import describe_map
 
-        print(f"esper: {describe_map(config.devices, config.environments)}", file=sys.stderr)
+        notify(describe_map(config.devices, config.environments))
 
 
 class _Parser(argparse.ArgumentParser):

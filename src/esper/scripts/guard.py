@@ -10,8 +10,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from esper.leyline.errors import EsperError, InterruptedRunError, notify
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, InterruptedRunError, notify, printable
 
 USAGE_ERROR = 2
 INTERNAL_ERROR = 70
@@ -55,10 +54,8 @@ def exit_on_error(command: Callable[[], None]) -> None:
     """
     try:
         _run(command)
-    except InterruptedRunError as error:
-        _end(str(error), INTERRUPTED)
     except EsperError as error:
-        _end(str(error), USAGE_ERROR)
+        _end(str(error), INTERRUPTED if isinstance(error, InterruptedRunError) else USAGE_ERROR)
     except BrokenPipeError:  # The program that reads the output, such as head, has ended.
         _drop(sys.stdout)
         sys.exit(USAGE_ERROR)
@@ -88,7 +85,7 @@ def _run(command: Callable[[], None]) -> None:
 
 
 def _flush(stream: TextIO | None) -> None:
-    if stream is not None:  # None if the stream was closed before the start
+    if stream is not None:  # Python sets a stream to None that was closed at its start.
         stream.flush()
 
 

@@ -13,7 +13,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from esper.files.atomic_write import write_durably
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError
 from esper.scripts.parent_process import PARENT_VARIABLE
 from esper.simic.config import TrainingConfig
 

@@ -9,10 +9,9 @@ from pydantic import BaseModel, Field
 
 from esper.files.atomic_write import SaveError, write_durably
 from esper.files.row_files import check_outside_runs
-from esper.karn.report import GENERATOR, render_report
+from esper.karn.page.sections import GENERATOR, render_report
 from esper.karn.run import open_run
-from esper.leyline import EsperError, RunRow
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, RunRow, printable
 from esper.run.run_config import RunConfig, Settings
 from esper.scripts.flags import parse_words
 from esper.simic.config import TrainingConfig

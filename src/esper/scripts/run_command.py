@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from esper.run.run_config import RunConfig, checked
 from esper.scripts.flags import parse_flags
 
-DESCRIPTION = "Grow a network on a task and report what each seed contributed."
-
 
 def run_command(
     args: Sequence[str],
@@ -25,7 +23,7 @@ def run_command(
     """
     fixed = {} if controller is None else {"controller": controller}
     fields = {name: field for name, field in RunConfig.model_fields.items() if name not in fixed}
-    config = checked(RunConfig, parse_flags(fields, prog, DESCRIPTION, args, renamed) | fixed)
+    config = checked(RunConfig, parse_flags(fields, prog, RunConfig.__doc__, args, renamed) | fixed)
     from esper.scripts.run_results import run
 
     run(config)

@@ -1,7 +1,6 @@
 """Execution of the arms of ``esper run``, with their progress and a table of results."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -12,8 +11,7 @@ from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
 from esper.karn.run import Run, open_run
 from esper.karn.seed_histories import SeedHistory, seed_histories
 from esper.karn.terminal import TerminalView
-from esper.leyline.printable import printable
-from esper.leyline.rows import EpisodeRow, RunRow, SeedRow, TransitionRow
+from esper.leyline import EpisodeRow, RunRow, SeedRow, TransitionRow, notify, printable
 from esper.run.arm import check_names, free_directory, run_arm
 from esper.run.factories import build_task
 from esper.run.run_config import RunConfig
@@ -49,7 +47,7 @@ def _say_what_the_policy_was_not_trained_on(config: RunConfig) -> None:
     task = build_task(config)
     asked = {"task": config.task, "slots": task.num_slots, "steps": task.horizon}
     if trained and (different := trained.differences(**asked, auto_forward=config.auto_forward)):
-        print(printable(f"esper: the policy decides on {different}"), file=sys.stderr)
+        notify(printable(f"the policy decides on {different}"))
 
 
 def _episodes(run: Run) -> Iterator[tuple[RunRow, EpisodeRow, list[SeedHistory]]]:

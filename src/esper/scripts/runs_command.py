@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.karn import runs
-from esper.leyline.errors import EsperError
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from esper.leyline.errors import EsperError
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 

@@ -16,8 +16,7 @@ from rich.text import Text
 
 from esper.karn import notation
 from esper.karn.run import SqlAnswer, answer_query, open_run
-from esper.leyline.errors import EsperError
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, notify, printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
@@ -47,12 +46,11 @@ class SqlConfig(Settings):
 
 def sql_command(args: Sequence[str]) -> None:
     needed = 'a run and a query, such as runs/mine "select count(*) from epoch"'
-    words, config = parse_words(SqlConfig, PROGRAM, args, count=2, needed=needed)
+    (run_dir, query), config = parse_words(SqlConfig, PROGRAM, args, count=2, needed=needed)
     if config.as_json and config.as_csv:
         raise EsperError("--json and --csv are two ways to print one answer; choose one of them")
     is_for_people = not (config.as_json or config.as_csv)
     most = MAX_LINES if config.limit is None and is_for_people else config.limit
-    run_dir, query = words
     timer = threading.Timer(SECONDS, _give_up)
     timer.daemon = True
     timer.start()
@@ -66,7 +64,7 @@ def sql_command(args: Sequence[str]) -> None:
 
 def _give_up() -> None:
     """End the process at the time limit of a query; some database operations cannot be interrupted."""
-    print(f"esper: the query took longer than {SECONDS:g} s; ask for less", file=sys.stderr)
+    notify(f"the query took longer than {SECONDS:g} s; ask for less")
     os._exit(USAGE_ERROR)
 
 
@@ -75,13 +73,12 @@ def _print_answer(found: SqlAnswer, config: SqlConfig) -> None:
         print(json.dumps(msgspec.structs.asdict(found)))
     elif config.as_csv:
         lines = csv.writer(sys.stdout, lineterminator="\n")
-        lines.writerow(map(_csv_cell, found.columns))
-        for row in found.rows:
+        for row in (found.columns, *found.rows):
             lines.writerow(map(_csv_cell, row))
     else:
         _print_for_people(found, Console())
     if found.note:
-        print(f"esper: {found.note}; --limit sets how many", file=sys.stderr)
+        notify(f"{found.note}; --limit sets how many")
 
 
 def _csv_cell(value: object) -> object:

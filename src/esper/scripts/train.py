@@ -7,7 +7,7 @@ The renamed flags are ``--seed`` (rng seed) and ``--max-epochs`` (steps of an ep
 import os
 from collections.abc import Sequence
 
-from esper.leyline.errors import UnknownNameError
+from esper.leyline import UnknownNameError
 from esper.scripts.guard import run_main
 from esper.scripts.parent_process import PARENT_VARIABLE, end_with_parent
 
@@ -35,7 +35,7 @@ def _train(words: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # A worker is bound to its parent before it imports torch, which takes seconds.
+    # A worker process must end with its parent process, also while it imports torch, which takes seconds.
     if PARENT_VARIABLE in os.environ:
         end_with_parent(int(os.environ[PARENT_VARIABLE]))
     main()

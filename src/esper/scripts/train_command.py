@@ -10,20 +10,17 @@ from typing import Any
 
 from pydantic import Field
 
-from esper.leyline.errors import InterruptedRunError
-from esper.leyline.printable import printable
+from esper.leyline import InterruptedRunError, printable
 from esper.run.run_config import PRESETS, ConfigError, Settings, checked, read_settings, training_config
-from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
 from esper.scripts.flags import parse_flags, say_where
 from esper.simic.config import TrainingConfig
 
-DESCRIPTION = "Train a policy that decides what grows, and keep the best one."
 TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"
 """Environment variable that torchrun sets in the processes that it starts."""
 
 
 class TrainFlags(Settings):
-    """Flags of ``esper train`` that are not part of the training configuration."""
+    """Train a policy that decides what grows, and keep the best one."""
 
     preset: str | None = Field(None, description=f"Settings by name: {', '.join(PRESETS)}; others override.")
     config: Path | None = None
@@ -42,7 +39,7 @@ def train_command(
     args: Sequence[str], *, prog: str = "esper train", renamed: dict[str, str] | None = None
 ) -> None:
     fields = TrainingConfig.model_fields | TrainFlags.model_fields
-    given = parse_flags(fields, prog, DESCRIPTION, args, renamed)
+    given = parse_flags(fields, prog, TrainFlags.__doc__, args, renamed)
     flags = checked(TrainFlags, {name: given.pop(name) for name in TrainFlags.model_fields if name in given})
     from esper.run.policy_training import task_of
 
@@ -70,12 +67,13 @@ def train_command(
 
 def interrupted(directory: Path) -> InterruptedRunError:
     """Return the error after Ctrl-C, which names what can be resumed."""
+    from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
+
     if not (directory / CONFIG_FILE).exists():
         return InterruptedRunError("interrupted before anything was saved; run the same command again")
-    has_checkpoint = (directory / CHECKPOINTS / POINTER).exists()
-    start = (
-        "from the last checkpoint" if has_checkpoint else "from the beginning, as there is no checkpoint yet,"
-    )
+    start = "from the beginning, as there is no checkpoint yet,"
+    if (directory / CHECKPOINTS / POINTER).exists():
+        start = "from the last checkpoint"
     return InterruptedRunError(f"interrupted; go on {start} with esper train --resume {directory}")
 
 

@@ -3,16 +3,16 @@
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 from pydantic import Field
 from rich.console import Console
 
-from esper.karn.questions.overview import progress
 from esper.karn.run import Run, open_run
+from esper.karn.runs import progress
 from esper.karn.terminal import TerminalView
-from esper.leyline import EsperError, RunRow
-from esper.leyline.printable import printable
+from esper.leyline import EsperError, RunRow, printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 from esper.scripts.guard import USAGE_ERROR
@@ -33,10 +33,8 @@ class WatchConfig(Settings):
 def watch_command(args: Sequence[str]) -> None:
     needed = "a run's directory as its first word, such as runs/mine"
     words, config = parse_words(WatchConfig, "esper watch RUN", args, needed=needed)
-    try:
+    with suppress(KeyboardInterrupt):
         watch(open_run(words[0]), config, Console())
-    except KeyboardInterrupt:
-        return
 
 
 def watch(run: Run, config: WatchConfig, console: Console) -> None:

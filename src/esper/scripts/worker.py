@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from esper.files.atomic_write import write_durably
 from esper.files.row_files import TELEMETRY
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError
 from esper.run import provenance
 from esper.run.policy_training import task_of, train
 from esper.run.train_checkpoint import FinishedRunError
@@ -27,7 +27,6 @@ from esper.scripts.launcher import LOST_OTHERS, SENTENCES_VARIABLE
 from esper.scripts.train_command import check_processes, interrupted, print_best, train_and_show
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
-from esper.simic.training.handshake import HandshakeError
 
 ARRIVAL_VARIABLE = "ESPER_ARRIVAL_SECONDS"
 ARRIVAL_SECONDS = 300.0
@@ -133,7 +132,7 @@ def _meet(config: TrainingConfig) -> Store:
         seconds = float(os.environ.get(ARRIVAL_VARIABLE, ARRIVAL_SECONDS))
         store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
         exchange.join(store, rank, size, _common(config), seconds)
-    except (RuntimeError, ValueError, HandshakeError) as error:
+    except (RuntimeError, ValueError, exchange.HandshakeError) as error:
         reason = str(error).splitlines()[0]
         raise EsperError(f"the processes of the run did not come together: {reason}") from None
     return store

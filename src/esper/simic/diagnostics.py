@@ -1,10 +1,8 @@
 """Diagnostics of a policy update: fit of the critic, non-finite inputs, exploding probability ratios."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import torch
 from torch import Tensor
@@ -59,9 +57,7 @@ class RatioExplosionDiagnostic:
     new_log_prob: float
 
     @classmethod
-    def of(
-        cls, log_ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor
-    ) -> RatioExplosionDiagnostic | None:
+    def of(cls, log_ratio: Tensor, log_probs: Tensor, old_log_probs: Tensor, actions: Tensor) -> Self | None:
         """Describe the decision with the largest |log ratio|; None if all ratios are in ``RATIO_RANGE``.
 
         Logarithms of probability ratios are compared, since the ratios can overflow to inf.

@@ -1,7 +1,7 @@
 """Terms of the PPO objective: pure functions of tensors with the axes ``[env, step]``.
 
-Every sum over the steps of a shard is divided by ``rows``, a count of steps in the whole rollout. So the
-gradients of all shards add up to the gradient of the whole rollout.
+Every sum over the steps of a shard is divided by ``rows``, a count of steps in the whole rollout, so that
+the gradients of all shards add up to the gradient of the whole rollout.
 """
 
 from typing import Final, NamedTuple

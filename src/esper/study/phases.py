@@ -16,8 +16,8 @@ from esper.study.one_run import MarkResult, RunResult, StudyRun
 from esper.study.study_config import StudyConfig, arms_of, sizes_of, space_of
 from esper.tamiyo.plan_search import GENERATIONS, propose
 
-RunAll = Callable[[Sequence[StudyRun]], list[RunResult]]
-"""Function that executes runs and returns their results in order; runs in the journal are not repeated."""
+RunAll = Callable[[Sequence[StudyRun]], Mapping[StudyRun, RunResult]]
+"""Function that executes different runs and returns results by run; runs in the journal are not repeated."""
 MarkResults = Sequence[MarkResult | None]
 """Results of a run at each mark of the budget; all are None if the host diverged."""
 FROM_SCRATCH = "static_final:"
@@ -128,10 +128,8 @@ class StudyPhases:
     def _results(self, runs: Iterable[StudyRun]) -> dict[StudyRun, MarkResults]:
         """Return the results of each of ``runs``; a run that is listed twice is executed once."""
         wanted = list(dict.fromkeys(runs))
-        nothing: MarkResults = [None] * len(self._config.marks)
-        return {
-            run: result.answers or nothing for run, result in zip(wanted, self._run_all(wanted), strict=True)
-        }
+        found, nothing = self._run_all(wanted), [None] * len(self._config.marks)
+        return {run: found[run].answers or nothing for run in wanted}
 
     def _search_plan(self) -> str:
         """Return the plan with the least validation loss on all selection rng seeds, from a search of

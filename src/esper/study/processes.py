@@ -9,7 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from esper.leyline.errors import EsperError
+from esper.leyline import EsperError
 
 T = TypeVar("T")
 

@@ -1,9 +1,9 @@
 """Execution of a study from the study file to its tables; runs recorded in the journal are not repeated."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from esper.leyline.errors import InterruptedRunError
+from esper.leyline import InterruptedRunError
 from esper.run.run_config import checked, read_settings
 from esper.study.one_run import RunResult, StudyRun, do_run
 from esper.study.phases import StudyPhases
@@ -36,12 +36,12 @@ def run_study(
     check_study(config)
     with open_journal(out, file, config) as journal:
 
-        def run_all(runs: Sequence[StudyRun]) -> list[RunResult]:
-            missing = [(config, run) for run in dict.fromkeys(runs) if run not in journal.lines]
+        def run_all(runs: Sequence[StudyRun]) -> Mapping[StudyRun, RunResult]:
+            missing = [(config, run) for run in runs if run not in journal.lines]
             for number, line in enumerate(in_processes(do_run, missing, processes), start=1):
                 journal.add(line)
                 say(f"{number}/{len(missing)} {_said(line)}")
-            return [journal.lines[run] for run in runs]
+            return journal.lines
 
         try:
             found = {task: StudyPhases(config, task, run_all).run() for task in dict.fromkeys(config.tasks)}

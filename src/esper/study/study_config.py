@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
 from esper.run.run_config import ConfigError, Settings
-from esper.simic.settings import MOST, MOST_SLOTS, Flops, TaskName
+from esper.simic.config import MOST, MOST_SLOTS, Flops, TaskName
 from esper.tamiyo.controller_registry import CONTROLLERS, ControllerSettings, make_controller
 from esper.tolaria.budget_marks import MARKS, branching_steps
 from esper.tolaria.env import MorphEnv

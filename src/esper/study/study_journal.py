@@ -1,4 +1,7 @@
-"""Journal of a study: a file with its settings, and a file with one line per finished run."""
+"""Journal of a study: a file with its settings, and a file with one line per finished run.
+
+A line contains the result of the run and the SHA-256 of its text, so that any damage is recognised.
+"""
 
 import hashlib
 import json
@@ -21,7 +24,7 @@ from esper.files.atomic_write import (
 )
 from esper.files.row_files import check_outside_runs
 from esper.files.writer_lock import WriterLock
-from esper.leyline.errors import UNREADABLE, EsperError, notify
+from esper.leyline import UNREADABLE, EsperError, notify
 from esper.run.provenance import changed_settings
 from esper.study.one_run import RunResult, StudyRun
 from esper.study.study_config import StudyConfig
@@ -31,6 +34,34 @@ from esper.tamiyo.policy.checkpoint import POLICY_FILE, read_bytes, read_json
 FOLDER: Final = "journal"
 IDENTITY_FILE: Final = "study.json"
 LINES_FILE: Final = "runs.jsonl"
+
+
+class JournalLine(msgspec.Struct, frozen=True):
+    """Line of the journal; ``result`` is the text of a ``RunResult``."""
+
+    sha256: str
+    result: msgspec.Raw
+
+
+def encoded_line(result: RunResult) -> bytes:
+    """Return the line of a finished run."""
+    text = msgspec.json.encode(result)
+    return msgspec.json.encode(JournalLine(hashlib.sha256(text).hexdigest(), msgspec.Raw(text))) + b"\n"
+
+
+def decoded_line(line: bytes) -> RunResult:
+    """Return the result in a line of the journal.
+
+    Raises:
+        msgspec.DecodeError: The line is damaged.
+    """
+    if b'"sha256"' not in line:  # Lines of version 0.1 contain the result alone.
+        return msgspec.json.decode(line, type=RunResult)
+    found = msgspec.json.decode(line, type=JournalLine)
+    text = bytes(found.result)
+    if hashlib.sha256(text).hexdigest() != found.sha256:
+        raise msgspec.DecodeError
+    return msgspec.json.decode(text, type=RunResult)
 
 
 class StudyJournal:
@@ -50,7 +81,7 @@ class StudyJournal:
         whole = content[: content.rfind(b"\n") + 1]
         for number, text in enumerate(whole.splitlines(), start=1):
             try:
-                line = msgspec.json.decode(text, type=RunResult)
+                line = decoded_line(text)
             except UNREADABLE:
                 raise EsperError(
                     f"line {number} of '{self._path}' is damaged; remove it, and its run is done again"
@@ -64,7 +95,7 @@ class StudyJournal:
     def add(self, line: RunResult) -> None:
         """Append the result of a finished run to the journal, or print why it cannot be written yet."""
         self.lines[line.run] = line
-        self._waiting += msgspec.json.encode(line) + b"\n"
+        self._waiting += encoded_line(line)
         try:
             self.write()
         except SaveError as error:

@@ -1,14 +1,13 @@
 """Results of a study: arrays for the statistics, and the result files with tables and charts."""
 
 import math
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 import duckdb
-import msgspec
 import numpy as np
 
 from esper.files.atomic_write import SaveError, partial_of, save_errors, write_durably
@@ -118,30 +117,29 @@ def _write_rows(path: Path, config: StudyConfig, found: Mapping[str, TaskResults
     """Write a Parquet file with one row per task, arm, training of a policy, rng seed and mark of the
     budget.
     """
-    rows = [
-        {"task": task, "arm": arm, "training": training, "rng_seed": rng_seed}
-        | {"mark": mark, "charged": None if answer is None else answer.charged}
-        | ({} if answer is None else msgspec.to_builtins(answer))
-        for task, own in found.items()
-        for arm, trainings in own.arms.items()
-        for training, members in enumerate(trainings)
-        for rng_seed, answers in zip(config.evaluation, members, strict=True)
-        for mark, answer in zip(config.marks, answers, strict=True)
-    ]
-    folder = partial_of(path)
-    lines, parquet = folder / "rows.jsonl", folder / "rows.parquet"
-    quoted = str(lines).replace("'", "''")
+    partial = partial_of(path)
     try:
+        with duckdb.connect(":memory:") as database:
+            answers = database.execute(f"CREATE TABLE answers ({_COLUMNS})").table("answers")
+            rows = [
+                [task, arm, training, rng_seed, mark, *_values(answer, answers.columns[5:])]
+                for task, own in found.items()
+                for arm, trainings in own.arms.items()
+                for training, members in enumerate(trainings)
+                for rng_seed, marks in zip(config.evaluation, members, strict=True)
+                for mark, answer in zip(config.marks, marks, strict=True)
+            ]
+            values = ", ".join("?" * len(answers.columns))
+            database.executemany(f"INSERT INTO answers VALUES ({values})", rows)
+            answers.write_parquet(str(partial))
         with save_errors(path):
-            folder.mkdir()
-            lines.write_bytes(b"\n".join(map(msgspec.json.encode, rows)) + b"\n")
-            with duckdb.connect(":memory:") as database:
-                database.execute(
-                    f"CREATE TABLE answers ({_COLUMNS}); COPY answers FROM '{quoted}' (FORMAT json)"
-                )
-                database.table("answers").write_parquet(str(parquet))
-            write_durably(path, parquet.read_bytes())
+            write_durably(path, partial.read_bytes())
     except duckdb.Error as error:
         raise SaveError(f"'{path}' cannot be written: {str(error).splitlines()[0]}") from None
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            partial.unlink()
+
+
+def _values(answer: MarkResult | None, names: Sequence[str]) -> list[object]:
+    return [None if answer is None else getattr(answer, name) for name in names]

@@ -10,6 +10,9 @@ from typing import Any, Final
 from esper import tamiyo
 from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
 
+KEEP: Final = "keep:"
+"""Text in front of a plan that makes every seed permanent, whatever it contributes."""
+
 
 @dataclass(frozen=True, slots=True)
 class ControllerSettings:
@@ -79,7 +82,8 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
 
     Args:
         wanted: A name of ``CONTROLLERS``, a plan such as ``conv_light@layer2:4``, the folder of a policy, a
-            controller, a function from an action space to a controller, or None.
+            controller, a function from an action space to a controller, or None. With ``keep:`` in front, a
+            plan makes every seed permanent; otherwise only seeds that are worth more than their error.
         space: Action space of the network.
         epochs: Last epoch of the training, if known.
 
@@ -105,7 +109,7 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
 
 
 def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:
-    plan = tamiyo.parse_plan(text, space)
+    plan = tamiyo.parse_plan(text.removeprefix(KEEP), space)
     steps = [entry.step for entry in plan.entries] if isinstance(plan, tamiyo.Schedule) else []
     if 0 in steps:
         raise EsperError(
@@ -117,4 +121,4 @@ def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:
             f"plan '{text}' plants after epoch {max(steps)} of {epochs}, when no training is left for"
             " the seed; plan an earlier epoch, or train for more"
         )
-    return tamiyo.PeriodicController(space, plan)
+    return tamiyo.PeriodicController(space, plan, keeps_all=text.startswith(KEEP))

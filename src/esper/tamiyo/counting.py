@@ -11,12 +11,12 @@ loss.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from esper.leyline import OP_GERMINATE, ActionSpace, Decisions, EpochFacts, Head, SlotTable, legal_slots_by_op
-from esper.tamiyo.controllers import wait_everywhere
+from esper.leyline import OP_GERMINATE, ActionSpace, Decisions, EpochFacts, SlotTable, legal_slots_by_op
+from esper.tamiyo.controllers import planting, wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.trend import per_doubling
 
@@ -60,32 +60,28 @@ class CountingController:
         actions = wait_everywhere(table.num_envs)
         legal = legal_slots_by_op(table, self._space.rules)[:, OP_GERMINATE]
         for env, curve in enumerate(self._curves):
-            curve.add(facts.train_loss[env], facts.minibatches[env])
+            curve.losses.append(facts.train_loss[env])
+            curve.minibatches.append(facts.minibatches[env])
             if legal[env].any() and curve.gain(self._settings) < self._settings.promise:
-                slot = legal[env].argmax()
-                actions[env, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = OP_GERMINATE, slot, self._blueprint
+                actions[env] = planting(legal[env].argmax(), self._blueprint)
                 curve.grown_at = curve.now
         return Decisions(actions)
 
 
+@dataclass(slots=True)
 class _Curve:
     """Training loss of one environment by step; every step spends the same compute.
 
     The validation loss is not used, because it is a mean over few samples and its trend is noisy.
     """
 
-    def __init__(self) -> None:
-        self._losses: list[float] = []
-        self._minibatches: list[int] = []
-        self.grown_at = 0
+    losses: list[float] = field(default_factory=list)
+    minibatches: list[int] = field(default_factory=list)
+    grown_at: int = 0
 
     @property
     def now(self) -> int:
-        return len(self._losses) - 1
-
-    def add(self, loss: float, minibatches: int) -> None:
-        self._losses.append(loss)
-        self._minibatches.append(minibatches)
+        return len(self.losses) - 1
 
     def gain(self, settings: CountingSettings) -> float:
         """Return an upper estimate of the relative loss reduction per doubling of compute.
@@ -95,12 +91,12 @@ class _Curve:
         infinite while there are too few losses for a fit.
         """
         begin = max(round(settings.settling * self.grown_at), self.now // 2, 1)
-        fitted = self._losses[begin:]
+        fitted = self.losses[begin:]
         if len(fitted) <= settings.least_steps or not np.isfinite(fitted).all():
             return math.inf
         if self.now < begin * settings.least_rise:
             return math.inf
-        if self._minibatches[-1] - self._minibatches[begin] < settings.least_minibatches:
+        if self.minibatches[-1] - self.minibatches[begin] < settings.least_minibatches:
             return math.inf
         trend = per_doubling(np.arange(begin, self.now + 1, dtype=np.float64), fitted)
         return (trend.error - trend.slope) / trend.now

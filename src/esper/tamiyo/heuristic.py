@@ -25,7 +25,7 @@ from esper.leyline.signals import EpochFacts, TrainingSignals
 from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.leyline.thresholds import CONFIDENCE_Z
-from esper.tamiyo.controllers import ready_to_advance, wait_everywhere
+from esper.tamiyo.controllers import apply_rule, ready_to_advance, wait_everywhere
 from esper.tamiyo.schedule import blueprint_index
 from esper.tamiyo.tracker import SignalTracker
 
@@ -89,7 +89,7 @@ class HeuristicController:
         ready = ready_to_advance(table, self._space.rules, legal)
         plantable = self._wants_seed(facts, signals)[:, None] & legal[:, LifecycleOp.GERMINATE]
         actions = keep_or_remove(table, self._space.rules, self._settings)
-        apply_rule(actions, LifecycleOp.ADVANCE, ready, np.zeros(self._shape))
+        apply_rule(actions, LifecycleOp.ADVANCE, ready)
         apply_rule(actions, LifecycleOp.GERMINATE, plantable, -slot_ranks(table.enabled))
         self._choose_seeds(actions)
         return Decisions(actions)
@@ -126,8 +126,8 @@ class HeuristicController:
         actions[:, Head.BLUEPRINT] = self._rotation[self._penalty.argmin(axis=1)]
         actions[:, Head.TEMPO] = TEMPO
         # A seed that does not fit its slot, or is removed in its first epoch, never appears in the slot
-        # table. So every planted seed is noted here: if the seed is missing in the next step, its blueprint
-        # is penalised.
+        # table. All planted seeds are recorded here, so that the blueprint of a seed that is missing in the
+        # next step is penalised.
         envs, slots = np.flatnonzero(planting), actions[planting, Head.SLOT]
         self._kept[envs, slots] = True
         self._blueprint[envs, slots] = actions[planting, Head.BLUEPRINT]
@@ -142,21 +142,6 @@ def keep_or_remove(table: SlotTable, rules: LifecycleRules, settings: HeuristicS
     apply_rule(actions, LifecycleOp.FOSSILIZE, worthy & legal[:, LifecycleOp.FOSSILIZE], value)
     apply_rule(actions, LifecycleOp.PRUNE, unwanted & legal[:, LifecycleOp.PRUNE], -value)
     return actions
-
-
-def apply_rule(actions: IntArray, op: LifecycleOp, candidates: BoolArray, preference: FloatArray) -> None:
-    """Set ``op`` and its preferred candidate slot in environments whose action is still WAIT.
-
-    Args:
-        actions: Actions ``[env, head]``, changed in place.
-        op: Op that the rule applies.
-        candidates: Bool ``[env, slot]``, slots to which the rule applies.
-        preference: Values ``[env, slot]``; the candidate slot with the largest value is chosen.
-    """
-    chosen = (actions[:, Head.OP] == LifecycleOp.WAIT) & candidates.any(axis=1)
-    slot = np.where(candidates, preference, -np.inf).argmax(axis=1)
-    actions[chosen, Head.OP] = op
-    actions[chosen, Head.SLOT] = slot[chosen]
 
 
 def evaluate(

@@ -10,8 +10,9 @@ import math
 from typing import Final
 
 from esper.leyline import ActionSpace, Decisions, EpochFacts, Head, LifecycleOp, RaceResult, SlotTable
+from esper.tamiyo.controllers import planting
 from esper.tamiyo.heuristic import keep_or_remove
-from esper.tamiyo.saturation_controller import EVALUATION, planting
+from esper.tamiyo.saturation_controller import EVALUATION
 
 ERRORS: Final = 2.0
 """Number of standard errors by which the winner's loss must be below the loss of the network without it."""
@@ -45,8 +46,8 @@ def is_worthwhile(race: RaceResult) -> bool:
     """Return whether the race winner's loss reduction is significant and worth the compute that it adds.
 
     All networks in a race are trained on the same batches. A seed that multiplies the compute of a step by
-    ``r`` leaves compute for ``1 / r`` of the steps. So the seed must lower the loss by more than ``log2(r)``
-    doublings of the number of steps would."""
+    ``r`` leaves compute for ``1 / r`` of the steps, so the seed must lower the loss by more than
+    ``log2(r)`` doublings of the number of steps would."""
     if not race.candidates:
         return False
     best = race.candidates[0]

@@ -15,7 +15,7 @@ from esper.leyline.protocols import Decisions
 from esper.leyline.rules import ActionSpace
 from esper.leyline.signals import EpochFacts
 from esper.leyline.slot_table import SlotTable, legal_slots_by_op
-from esper.tamiyo.controllers import wait_everywhere
+from esper.tamiyo.controllers import planting, wait_everywhere
 from esper.tamiyo.heuristic import HeuristicSettings, default_rotation, keep_or_remove
 from esper.tamiyo.trend import per_doubling
 
@@ -118,10 +118,3 @@ class SaturationController:
             return False
         slope = per_doubling(self._spent[begin:], scores[begin:]).slope
         return slope <= SATURATED_SHARE * (max(scores) - scores[0])
-
-
-def planting(slot: int, blueprint: int) -> IntArray:
-    """Return the action ``[env, head]`` that germinates ``blueprint`` in ``slot``, for one environment."""
-    actions = wait_everywhere(1)
-    actions[0, [Head.OP, Head.SLOT, Head.BLUEPRINT]] = LifecycleOp.GERMINATE, slot, blueprint
-    return actions

@@ -148,7 +148,7 @@ LONGEST_NUMBER: Final = 9
 
 
 def _parse_number(text: str, what: str) -> int:
-    # Both str.isdecimal and int accept the decimal digits of any writing system.
+    # Accept the decimal digits of any writing system, as int does.
     if not text.isdecimal() or len(text) > LONGEST_NUMBER:
         raise EsperError(f"the {what} must be a whole number from 0; found '{text[:80]}'")
     return int(text)

@@ -82,16 +82,12 @@ class SharedBatchIterator:
 
     def __iter__(self) -> Iterator[list[Gathered]]:
         for number in range(max((len(env.chosen) for env in self._envs), default=0)):
-            gathered = [found for group in self._groups(number) for found in self._gather(group, number)]
+            groups: dict[tuple[str, int], list[int]] = {}
+            for at, env in enumerate(self._envs):
+                if number < len(env.chosen):
+                    groups.setdefault((env.device.name, id(env.splits.train.inputs)), []).append(at)
+            gathered = [found for group in groups.values() for found in self._gather(group, number)]
             yield sorted(gathered, key=lambda found: found.env)
-
-    def _groups(self, number: int) -> list[list[int]]:
-        """Return the environments with more than ``number`` minibatches, grouped by device and data set."""
-        groups: dict[tuple[str, int], list[int]] = {}
-        for at, env in enumerate(self._envs):
-            if number < len(env.chosen):
-                groups.setdefault((env.device.name, id(env.splits.train.inputs)), []).append(at)
-        return list(groups.values())
 
     def _gather(self, group: Sequence[int], number: int) -> Iterator[Gathered]:
         samples = [self._envs[at].splits.train for at in group]
@@ -100,8 +96,7 @@ class SharedBatchIterator:
         index = send(index, self._envs[group[0]].device.torch)
         sizes = [len(own) for own in chosen]
         inputs, targets = samples[0].inputs[index].split(sizes), samples[0].targets[index].split(sizes)
-        parts = zip(group, inputs, targets, strict=True)
-        return (Gathered(at, x, y) for at, x, y in parts)
+        return map(Gathered, group, inputs, targets)
 
 
 def shifted_and_flipped(images: Tensor, generator: torch.Generator) -> Tensor:

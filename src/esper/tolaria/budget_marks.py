@@ -1,8 +1,8 @@
 """Tests of one run at several marks, which are shares of its compute budget.
 
-A run whose learning rate decays at the end has no usable network before its end. To test the run at an
-earlier mark, the run is copied when it has spent 0.8 of the compute of that mark. The copy of the run plants
-no more seeds, decays its learning rate, commits and is tested at the mark; the run itself continues
+A run whose learning rate decays at the end has no usable network before its end. To test the run at a mark
+before its end, the run is copied when it has spent 0.8 of the compute of that mark. The copy of the run
+plants no more seeds, decays its learning rate, commits and is tested at the mark; the run itself continues
 unchanged. The compute of the copies is not charged to the run: a network that is tested at a mark has cost
 the compute of that mark.
 """

@@ -4,11 +4,9 @@ All environments share one data set, stored as it was read. The splits of an epi
 the data set; images are normalised when they are used. The test split can be read once, after the commit.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -41,7 +39,7 @@ class Scale(NamedTuple):
     deviation: Tensor
 
     @classmethod
-    def of(cls, images: Tensor) -> Scale:
+    def of(cls, images: Tensor) -> Self:
         """Return mean and standard deviation of all pixels of the images."""
         deviation, mean = torch.std_mean(images.float())
         return cls(mean, deviation.clamp_min(1e-6))
@@ -67,12 +65,12 @@ class Samples:
     def __len__(self) -> int:
         return len(self.index)
 
-    def on(self, device: Device) -> Samples:
+    def on(self, device: Device) -> "Samples":
         """Return the split with the same samples, taken from the copy of the data set on ``device``."""
         scale = self.scale and Scale(*(value.to(device.torch) for value in self.scale))
         return Samples(resident(self.inputs, device), resident(self.targets, device), self.index, scale)
 
-    def first(self, count: int) -> Samples:
+    def first(self, count: int) -> "Samples":
         """Return a split with only the first ``count`` samples."""
         return Samples(self.inputs, self.targets, self.index[:count], self.scale)
 
@@ -117,7 +115,7 @@ class GuardedTest:
         self._read = True
         return self._samples
 
-    def on(self, device: Device) -> GuardedTest:
+    def on(self, device: Device) -> "GuardedTest":
         """Return the test split on ``device``; the copy is locked if the original is locked."""
         moved = GuardedTest(self._samples.on(device))
         moved.load_state(self.state())
@@ -138,12 +136,12 @@ class Splits:
     validation: Samples
     test: GuardedTest
 
-    def with_less_to_train(self, share: float) -> Splits:
+    def with_less_to_train(self, share: float) -> Self:
         """Return the splits with only a ``share`` of the training samples, which are in random order."""
         count = max(round(share * len(self.train)), 1)
         return replace(self, train=self.train.first(count))
 
-    def on(self, device: Device) -> Splits:
+    def on(self, device: Device) -> "Splits":
         """Return training, validation and test split on ``device``."""
         return Splits(self.train.on(device), self.validation.on(device), self.test.on(device))
 

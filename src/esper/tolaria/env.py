@@ -43,8 +43,8 @@ from esper.leyline.factored_actions import (
 from esper.leyline.protocols import EventSink, Reward
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, WorkQueue, run_together
 from esper.tolaria.episode_report import EpisodeReport
-from esper.tolaria.epoch import EpochTraining, record_gradients
 from esper.tolaria.host_training import HostTraining, train_together
+from esper.tolaria.minibatch import EpochTraining, record_gradients
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -121,7 +121,7 @@ class MorphEnv:
         self._val_scores: list[float] = []
         """Validation scores of the episode by epoch; a second measurement of an epoch replaces the first."""
         self._began = time.perf_counter()
-        return self._facts(run_alone(self._measuring()), None, OP_WAIT, True)
+        return self._facts(run_alone(self._measuring()), EpochTraining(), OP_WAIT, True)
 
     @property
     def model(self) -> MorphogeneticModel:
@@ -216,9 +216,7 @@ class MorphEnv:
         """Return a report of every slot, upstream first: stage, alpha, measurements and gradient health."""
         return report_slots(self.table, 0, self.action_space)
 
-    def _facts(
-        self, measured: Contributions, trained: EpochTraining | None, op: int, succeeded: bool
-    ) -> EnvFacts:
+    def _facts(self, measured: Contributions, trained: EpochTraining, op: int, succeeded: bool) -> EnvFacts:
         if not math.isfinite(measured.loss):
             raise DivergedError(
                 f"the validation loss of environment {self._env} is {measured.loss} after epoch {self.epoch},"
@@ -228,14 +226,14 @@ class MorphEnv:
         return EnvFacts(
             epoch=self.epoch,
             max_epochs=self.task.horizon,
-            train_loss=trained.loss if trained else math.nan,
-            train_score=trained.score if trained else math.nan,
+            train_loss=trained.loss,
+            train_score=trained.score,
             val_loss=measured.loss,
             val_score=measured.score,
             params=host + grown,
             grown_params=grown,
             param_budget=host * self.task.budget_factor,
-            host_gradient_norm=trained.host_norm if trained else math.nan,
+            host_gradient_norm=trained.host_norm,
             last_op=op,
             last_success=succeeded,
             ended=self.ended,

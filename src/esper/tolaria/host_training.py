@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from esper.kasmina import actuator
 from esper.kasmina.compute import FlopMeter
@@ -17,14 +16,13 @@ from esper.kasmina.device_work import DeviceWork, run_alone
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import DECAY_SHARE, OptimizerGroups, clone_tree, cosine_rate, wsd_factor
+from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.recovery import Recovery
 from esper.leyline import HostError, SlotError, SlotTable, Stage, StageMove
 from esper.tolaria.batches import BatchCursor, SharedBatchIterator, shifted_and_flipped
 from esper.tolaria.data import Samples
-from esper.tolaria.devices import Amp, WorkQueue
-from esper.tolaria.epoch import EpochTraining, UnreadEpoch, train_looking
-from esper.tolaria.minibatch import Learner
-from esper.tolaria.precision import Precision
+from esper.tolaria.devices import Amp, Precision, WorkQueue
+from esper.tolaria.minibatch import Epoch, EpochTraining, Learner
 from esper.tolaria.seeding import EpisodeStreams
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -139,7 +137,7 @@ class HostTraining:
         self.chosen: Sequence[Tensor] = [self._cursor.next() for _ in range(self._affordable(epoch))]
         """Indices, within the training split, of the samples of each minibatch."""
         self._start = self._keep_start()
-        self._unread = UnreadEpoch(self._learner, self._task.objective)
+        self._training = Epoch(self._learner, self._task.objective)
         self._trained = 0
         # model.train() is called only if necessary, because it iterates over all modules.
         if not self.model.training:
@@ -149,7 +147,7 @@ class HostTraining:
         """Train on the next minibatch of the epoch without reading a number from the device."""
         with self._queue.entered(inputs, targets), self._host_stream:
             last = self._before_batch(self._trained)
-            self._unread.train(self._prepared(inputs), targets, last=last)
+            self._training.train(self._prepared(inputs), targets, last=last)
         self._trained += 1
 
     def end_epoch(self, recovery: Recovery) -> DeviceWork[EpochTraining]:
@@ -157,14 +155,14 @@ class HostTraining:
 
         An epoch with a non-finite loss or gradient is undone and run again with a check of every minibatch.
         """
-        trained = yield from self._unread.read()
-        if trained is None:
+        trained = yield from self._training.read()
+        if not trained.finite:
             self._start()
             batches = ((self._prepared(x), y) for [(_, x, y)] in SharedBatchIterator([self]))
+            self._training = Epoch(self._learner, self._task.objective)
             with self._host_stream:
-                trained = train_looking(
-                    self._learner, batches, self._task.objective, recovery, self._before_batch
-                )
+                self._training.train_looking(batches, recovery, self._before_batch)
+            trained = yield from self._training.read()
         del self._start
         actuator.tick(self.model)
         self.close_growth(self._epoch + 1)
@@ -175,19 +173,27 @@ class HostTraining:
         return shifted_and_flipped(x, self._augmenting) if self._task.augment else x
 
     def _keep_start(self) -> Callable[[], None]:
-        """Return a function that undoes the coming epoch, as long as no seed is planted or removed."""
-        undo, scales, meter = undo_of(self.model, self.optimiser), self.precision.state(), self.meter.state()
-        streams = self._host_stream.get_state(), self._augmenting.get_state()
-        batches = self.minibatches
+        """Return a function that undoes the coming epoch: weights, buffers, optimiser, statistics, streams.
+
+        The returned function may be called once, and only if no seed was planted or removed in between.
+        """
+        tensors = [tensor.detach() for tensor in chain(self.model.parameters(), self.model.buffers())]
+        values = [tensor.clone() for tensor in tensors]
+        optimiser, scales = clone_tree(dict(self.optimiser.state)), self.precision.state()
+        meter, batches = self.meter.state(), self.minibatches
+        slots = (slot.stream for slot in self.model.slots if slot.stream is not None)
+        drawn: Sequence[TorchStream | torch.Generator] = (self._host_stream, self._augmenting, *slots)
+        streams = [(stream, stream.get_state()) for stream in drawn]
 
         def restore() -> None:
-            undo()
+            torch._foreach_copy_(tensors, values)
+            self.optimiser.state.clear()
+            self.optimiser.state.update(optimiser)
             self.precision.load_state(scales)
-            self.precision.take_skipped_steps()
             self.meter.load_state(meter)
-            self._host_stream.set_state(streams[0])
-            self._augmenting.set_state(streams[1])
             self.minibatches = batches
+            for stream, position in streams:
+                stream.set_state(position)
 
         return restore
 
@@ -347,26 +353,6 @@ class HostTraining:
         self.learning_rate = state["learning_rate"]
         self.minibatches, *self._batches_at_birth = state["batches"]
         self.meter.load_state(state["meter"])
-
-
-def undo_of(model: MorphogeneticModel, optimiser: Optimizer) -> Callable[[], None]:
-    """Return a function that restores the present weights, buffers, optimiser state and random streams.
-
-    The returned function may be called once, and only if no seed was planted or removed in between.
-    """
-    tensors = [tensor.detach() for tensor in chain(model.parameters(), model.buffers())]
-    values = [tensor.clone() for tensor in tensors]
-    state = clone_tree(dict(optimiser.state))
-    streams = [(slot.stream, slot.stream.get_state()) for slot in model.slots if slot.stream is not None]
-
-    def restore() -> None:
-        torch._foreach_copy_(tensors, values)
-        optimiser.state.clear()
-        optimiser.state.update(state)
-        for stream, position in streams:
-            stream.set_state(position)
-
-    return restore
 
 
 def train_together(hosts: Sequence[HostTraining]) -> None:

@@ -80,28 +80,23 @@ def twin_scores(task: TaskSpec, episodes: Sequence[TwinOf], *, rng_seed: int) ->
     cached = {of: _read(path, task.horizon + 1) for of, path in paths.items()}
     scores = {of: kept for of, kept in cached.items() if kept is not None}
     missing = [of for of in episodes if of not in scores]
-    for of, report in zip(missing, _reports(task, missing, rng_seed), strict=True):
+    try:
+        reports = run_all_without_growth(task, missing, rng_seed=rng_seed)
+        for of, report in zip(missing, reports, strict=True):
+            if report.cut_short:
+                cause = f"the host of environment {of.env} broke down {report.rollbacks} times"
+                raise DivergedError(f"{cause}; lower the learning rate")
+    except DivergedError as error:
+        raise DivergedError(
+            f"the do-nothing twins of episode {missing[0].episode} could not be made: {error}"
+        ) from error
+    for of, report in zip(missing, reports, strict=True):
         scores[of] = list(report.val_scores)
         if of in paths:
             kept = {"scores": scores[of], "sha256": _digest(scores[of])}
             with contextlib.suppress(SaveError):
                 write_durably(paths[of], json.dumps(kept).encode())
     return [scores[of] for of in episodes]
-
-
-def _reports(task: TaskSpec, episodes: Sequence[TwinOf], rng_seed: int) -> list[EpisodeReport]:
-    """Return the reports of twins; raises ``DivergedError`` if a twin did not reach its horizon."""
-    try:
-        reports = run_all_without_growth(task, episodes, rng_seed=rng_seed)
-        for of, report in zip(episodes, reports, strict=True):
-            if report.cut_short:
-                cause = f"the host of environment {of.env} broke down {report.rollbacks} times"
-                raise DivergedError(f"{cause}; lower the learning rate")
-    except DivergedError as error:
-        raise DivergedError(
-            f"the do-nothing twins of episode {episodes[0].episode} could not be made: {error}"
-        ) from error
-    return reports
 
 
 def _read(path: Path, count: int) -> list[float] | None:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from esper.kasmina.recovery import ROLLBACK_LIMIT
-from esper.leyline import ActionSpace, EnvFacts, EpochFacts, EventSink, IntArray, PolicyOutput, SlotTable
+from esper.leyline import ActionSpace, EnvFacts, EpochFacts, IntArray, PolicyOutput, SlotTable
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
 from esper.tolaria.env import MorphEnv, step_together
 from esper.tolaria.episode_report import EpisodeReport
@@ -20,11 +19,9 @@ class SerialVector:
         *,
         rng_seed: int,
         env_indices: Sequence[int] = (0,),
-        enabled: Sequence[bool] | None = None,
-        sink: EventSink | None = None,
-        rollback_limit: int = ROLLBACK_LIMIT,
         devices: Sequence[str] = (DEFAULT_DEVICE.name,),
         amp: Amp = "off",
+        **settings: Any,
     ) -> None:
         """Build the environments; call ``reset`` before the first step.
 
@@ -33,11 +30,9 @@ class SerialVector:
             rng_seed: Root of all random streams of the run.
             env_indices: Numbers of the environments in the run, by which random streams and devices are
                 selected, so that a run can be split into shards.
-            enabled: Whether each slot may be used; all slots unless given.
-            sink: Receiver of the telemetry rows of all environments, if any.
-            rollback_limit: Number of rollbacks at which an episode ends.
             devices: Names of devices, assigned to the environments in turn.
             amp: Precision of training.
+            settings: Arguments of every ``MorphEnv``: ``enabled``, ``sink`` and ``rollback_limit``.
         """
         self.table = SlotTable.empty(len(env_indices), task.num_slots)
         self.envs = [
@@ -45,11 +40,9 @@ class SerialVector:
                 task,
                 rng_seed=rng_seed,
                 env=index,
-                enabled=enabled,
                 table=self.table.row(row),
-                sink=sink,
-                rollback_limit=rollback_limit,
                 compute=Compute(device_of(index, devices), amp),
+                **settings,
             )
             for row, index in enumerate(env_indices)
         ]

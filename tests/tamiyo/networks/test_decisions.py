@@ -70,7 +70,7 @@ def test_policy_decisions_do_not_depend_on_the_previous_episode() -> None:
     assert torch.equal(before.value[1:], after.value[1:]), "other environments do not change"
 
 
-def test_values_depend_on_earlier_steps_of_the_episode() -> None:
+def test_critic_values_depend_on_observations_of_earlier_steps_of_the_episode() -> None:
     policy = policy_of()
     played = play(policy, fresh_flags())
     before = policy.evaluate_actions(*played.sequences)

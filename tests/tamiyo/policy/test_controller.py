@@ -1,5 +1,6 @@
 """``PolicyController`` takes the argmax actions of its policy."""
 
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_decisions_of_two_environments_at_once_are_bit_equal_to_those_of_pairs_a
     together = decide(policy, seen, (h, c), uniforms, at_once=2)
     for first in (0, 2, 4, 6):
         pair = slice(first, first + 2)
-        alone = decide(policy, seen.of_envs(pair), (h[:, pair], c[:, pair]), uniforms[pair])
+        alone = decide(policy, seen.each(itemgetter(pair)), (h[:, pair], c[:, pair]), uniforms[pair])
         assert bits(list(alone[:5])) == bits([column[pair] for column in together[:5]])
         assert bits(list(alone.hidden)) == bits([state[:, pair] for state in together.hidden])
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.tolaria.readers.cifar import read_cifar_binary
+from esper.tolaria.readers.binary import read_cifar_binary
 from tests.tolaria.readers.building import CIFAR_NAMES, refused, write_cifar
 
 

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from esper.leyline.errors import DataError
-from esper.tolaria.readers.cifar import read_cifar_binary
-from esper.tolaria.readers.folders import read_image_folder
-from esper.tolaria.readers.idx import read_idx, read_labelled_idx
+from esper.tolaria.readers.binary import read_cifar_binary, read_idx, read_labelled_idx
+from esper.tolaria.readers.image_files import read_image_folder
 from tests.tolaria.readers.building import (
     KINDS,
     cuts,
@@ -78,8 +77,8 @@ READERS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Tensor], tuple
         for kind in KINDS
     },
 }
-"""For each file format: function that writes a file, function that reads it, shape of the data, and allowed
-numbers of files that stay readable after a bit flip.
+"""For each file format: function that writes a file, function that reads it, shape of the data, and the range
+in which the number of files must be that are still readable after one bit of each was flipped.
 """
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.tolaria.readers.data_folders import find_data
+from esper.tolaria.readers.files import find_data
 from tests.tolaria.readers.building import denied, refused
 
 HINT = "install the package dataset-thing"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.tolaria.readers.folders import read_image_folder, read_split_folders
+from esper.tolaria.readers.image_files import read_image_folder, read_split_folders
 from tests.tolaria.readers.building import png_bytes, refused, write_files
 
 

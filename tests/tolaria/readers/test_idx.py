@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.tolaria.readers.idx import read_idx, read_labelled_idx
+from esper.tolaria.readers.binary import read_idx, read_labelled_idx
 from tests.tolaria.readers.building import (
     IDX_NAMES,
     Bytes,

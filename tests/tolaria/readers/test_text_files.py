@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.tolaria.readers.text_files import read_text, windows
+from esper.tolaria.readers.files import read_text
+from esper.tolaria.tasks.text import windows
 from tests.tolaria.readers.building import refused
 
 

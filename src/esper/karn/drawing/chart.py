@@ -28,40 +28,36 @@ _LETTERS: Final = 18
 """Largest number of characters in the displayed name of a strip (row of a chart)."""
 
 
-class ChartLine(NamedTuple):
-    """Line of a chart with one value per bin of the horizontal axis; a value of None is a gap."""
+class ChartData(NamedTuple):
+    """Line of a chart, or one component of all its stacked columns, with one value per bin of the horizontal
+    axis.
+    """
 
     name: str
     values: Values
+    """Value in each bin; a value of None is a gap."""
     text: Callable[[float | None], str]
-    """Function that formats a value of the chart line as text."""
+    """Function that formats a value as text."""
     look: str = "line"
-    """Appearance of the chart line: ``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``."""
+    """Appearance of a line: ``line``, ``thin``, ``twin`` (dotted), ``steps`` or ``dots``; CSS class of a part
+    of stacked columns.
+    """
     label: str | None = None
-    """Text at the end of the chart line; None shows name and last value, an empty text shows nothing."""
-
-
-class StackedPart(NamedTuple):
-    """One component of all stacked columns of a chart, such as one reward term."""
-
-    name: str
-    values: Values
-    text: Callable[[float | None], str]
-    look: str
+    """Text at the end of a line; None shows name and last value, an empty text shows nothing."""
     total: float | None = None
     """Number in the label of a part of stacked columns; None shows the part's value in the last column."""
     striped: Values | None = None
-    """Amount of this part that is drawn striped in each stacked column, starting at the base of the part."""
+    """Amount of a part that is drawn striped in each stacked column, starting at the base of the part."""
 
 
 class Panel(NamedTuple):
     """Panel of a chart: lines, bands and stacked columns on one vertical axis."""
 
     height: float
-    lines: Sequence[ChartLine] = ()
+    lines: Sequence[ChartData] = ()
     bands: Sequence[tuple[Values, Values]] = ()
     """Bands of the chart as pairs of a lower and an upper edge, the widest band first."""
-    parts: Sequence[StackedPart] = ()
+    parts: Sequence[ChartData] = ()
     near: float | None = None
     """Value that the vertical axis includes if the data comes close to it, such as 0."""
     zero: bool = False
@@ -144,7 +140,7 @@ def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale
 
 
 def _draw_line(
-    line: ChartLine, bins: Sequence[AxisBin], x: AxisScale, y: AxisScale, *, is_column: bool
+    line: ChartData, bins: Sequence[AxisBin], x: AxisScale, y: AxisScale, *, is_column: bool
 ) -> Markup:
     ends = [sum(edges(bin_, x)) / 2 if is_column else x(bin_.last) for bin_ in bins]
     points = [
@@ -171,7 +167,7 @@ def _draw_band(at: Sequence[float], band: tuple[Values, Values], y: AxisScale, i
 
 
 def _draw_parts(
-    bins: Sequence[AxisBin], parts: Sequence[StackedPart], x: AxisScale, y: AxisScale
+    bins: Sequence[AxisBin], parts: Sequence[ChartData], x: AxisScale, y: AxisScale
 ) -> Iterator[Markup]:
     stacks = [stack(values) for values in zip(*(part.values for part in parts), strict=True)]
     for index, part in enumerate(parts):
@@ -217,9 +213,7 @@ def _hover(chart: Chart, x: AxisScale, bottom: float) -> Iterator[Markup]:
     """Yield an invisible rectangle per axis bin, whose tooltip shows the values of all lines and stacked
     parts.
     """
-    named: list[ChartLine | StackedPart] = []
-    for panel in chart.panels:
-        named += [*panel.lines, *panel.parts]
+    named = [one for panel in chart.panels for one in (*panel.lines, *panel.parts)]
     # In a line chart, the value of an axis bin is drawn at the right end of the bin; a stacked column fills
     # the bin.
     is_line = chart.panels[0].lines and not chart.panels[0].parts

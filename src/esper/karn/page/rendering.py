@@ -10,23 +10,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from esper.karn import notation
-from esper.karn.drawing.picture import numeric_columns
-from esper.karn.drawing.style import STYLE
+from esper.karn.drawing.picture import STYLE, numeric_columns
 from esper.karn.palette import LOOKS, SEVERITIES, stage_variable
-from esper.karn.questions.overview import done_text
+from esper.karn.runs import done_text
 
 TREND: Final = 16
 """Largest number of characters of a trend (a series drawn as block characters)."""
 
 
-def render_page(template: str, **content: Any) -> str:
-    """Render a template as a whole HTML page."""
-    return _environment().get_template(template).render(content)
-
-
 def render(template: str, **content: Any) -> Markup:
-    """Render a part of an HTML page as markup that an enclosing template does not escape again."""
-    return Markup(render_page(template, **content))
+    """Render an HTML page, or a part of one as markup that an enclosing template does not escape again."""
+    return Markup(_environment().get_template(template).render(content))
 
 
 @cache

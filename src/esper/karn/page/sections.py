@@ -1,6 +1,6 @@
-"""Sections of a run's page as HTML, shared by report and server."""
+"""Sections of a run's page as HTML, shared by report and server; the report is one file with all sections."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
@@ -12,13 +12,14 @@ from esper.karn.metric import SCORE, metric_of
 from esper.karn.narrative import narrative_of
 from esper.karn.page.rendering import render
 from esper.karn.questions import episode_selection
-from esper.karn.questions.cost_comparison import verdict_picture
 from esper.karn.questions.episode_selection import THIS_EPISODE, EpisodeKey
-from esper.karn.questions.overview import overview
 from esper.karn.run import Run
-from esper.karn.run_result import Result, compare, differences, flat, result
+from esper.karn.run_result import Result, compare, differences, flat, result, verdict_picture
+from esper.karn.runs import overview
 from esper.leyline import EpisodeRow, EsperError, RunRow
 
+GENERATOR: Final = '<meta name="generator" content="esper report">'
+"""Element of the page by which ``esper report`` recognises a report that it may replace."""
 MOST_DIARIES: Final = 10
 """Largest number of episodes whose narrative a report contains; the report of a policy training has only the
 best episode.
@@ -47,8 +48,6 @@ class Section(NamedTuple):
 
     key: str
     body: Markup
-    tag: str = "section"
-    look: str = "panel"
     side: str = ""
     """Suffix of the element's HTML id, which keeps ids unique if two runs are shown side by side."""
     source: str = ""
@@ -60,11 +59,8 @@ class Section(NamedTuple):
         return self.key in OF_EPISODE
 
 
-class Group(NamedTuple):
-    """Page sections that are arranged in one grid."""
-
-    look: str
-    sections: Sequence[Section]
+Group = tuple[str, Sequence[Section]]
+"""CSS class of a grid, and the page sections that are arranged in it."""
 
 
 def section(key: str, kind: str, found: Any, **more: Any) -> Markup:
@@ -114,6 +110,33 @@ def _of_episodes(
     return section(key, "episodes", notes, **more)
 
 
+def render_report(run: Run, against: Sequence[Run] = (), reproduction: str | None = None) -> str:
+    """Render the report of a run as HTML.
+
+    Args:
+        run: Run to report.
+        against: Runs to compare the reported run with.
+        reproduction: Shell command that repeats the run; None if no command started the run.
+    """
+    conclusion = conclude(run, [compare(run, other) for other in against])
+    bodies = {"conclusion": section("conclusion", "conclusion", conclusion)}
+    if against:
+        bodies["comparison"] = comparison(arm_names([run, *against]))
+    bodies |= {key: reported_section(run, key) for key in KEYS[1:]}
+    origin = {"command": command(run.row, reproduction)}
+    origin |= {key: run_section(run, key) for key in ORIGIN}
+    panels, details = ([Section(key, body) for key, body in one.items()] for one in (bodies, origin))
+    opening = [Section("", head(run, run.row.name, served=False))]
+    return render(
+        "run.html",
+        generator=Markup(GENERATOR),
+        title=f"{run.row.name}: {run.row.task}, {run.row.controller}",
+        served=False,
+        path=run.path,
+        groups=[("heads", opening), ("panels", panels), ("origin", details)],
+    )
+
+
 def reported_section(run: Run, key: str) -> Markup:
     """Render one section of the report of a run.
 
@@ -123,10 +146,8 @@ def reported_section(run: Run, key: str) -> Markup:
     """
     if key not in OF_EPISODE:
         return run_section(run, key)
-    if key == "lanes":
-        return _of_episodes(run, key, chosen_episodes(run))
-    if run.is_training:
-        return _of_episodes(run, key, chosen_episodes(run)[:1])
+    if key == "lanes" or run.is_training:
+        return _of_episodes(run, key, chosen_episodes(run)[: 1 if key == "diary" else None])
     keys = [episode.key for episode in episode_selection.episodes(run)]
     notes = [(episode_selection.episode_name(run, key).capitalize(), key) for key in keys[:MOST_DIARIES]]
     if len(notes) == 1:
@@ -153,52 +174,18 @@ def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
 # --- episode selection ------------------------------------------------------------------------------
 
 
-Choice = tuple[str, str, bool]
-"""Link in the menu of episodes: its address, its text, and whether it is the selected one."""
-
-
-class Chooser(NamedTuple):
-    """Links from the page of one episode to other episodes of the run; addresses are values of ``at`` in the
-    query string.
-    """
-
-    before: str | None
-    after: str | None
-    groups: list[Choice]
-    """Links to the iterations of a policy training, or to the episodes of a run without policy training."""
-    members: list[Choice]
-    """Links to all environments and attempts with the same episode number as the shown episode."""
-
-
-def chooser(run: Run, shown: EpisodeKey) -> Chooser:
-    """Return the links to other episodes for a page that shows the episode ``shown``."""
-    found, metric = episode_selection.episodes(run), metric_of(run.row)
+def chooser(run: Run, shown: EpisodeKey) -> dict[str, Any]:
+    """Return all episodes of a run, and those before and after ``shown``, for the links of its page."""
+    found = episode_selection.episodes(run)
     keys = [episode.key for episode in found]
     at = keys.index(shown) if shown in keys else -1
-    first = {episode.key.episode: episode for episode in reversed(found)}
-    own = {key for key in keys if key.episode == shown.episode}
-    return Chooser(
-        before=address(keys[at - 1]) if at > 0 else None,
-        after=address(keys[at + 1]) if 0 <= at < len(keys) - 1 else None,
-        groups=[
-            (address(key), f"episode {key.episode}" if number is None else f"iteration {number}", key in own)
-            for key, number, _ in reversed(first.values())
-        ],
-        members=[
-            (address(key), f"env {key.env}{_attempt(key)} · {metric.text(score)}", key == shown)
-            for key, _, score in found
-            if key in own
-        ],
-    )
-
-
-def _attempt(key: EpisodeKey) -> str:
-    return f", attempt {key.attempt + 1}" if key.attempt else ""
-
-
-def address(key: Iterable[int]) -> str:
-    """Return the key of an episode as a value of ``at`` in the query string, such as ``0-3-0``."""
-    return "-".join(map(str, key))
+    return {
+        "before": keys[at - 1] if at > 0 else None,
+        "after": keys[at + 1] if 0 <= at < len(keys) - 1 else None,
+        "episodes": found,
+        "shown": shown,
+        "metric": metric_of(run.row),
+    }
 
 
 def parse_episode(text: str | None) -> EpisodeKey | None:
@@ -237,10 +224,9 @@ def comparison(runs: Mapping[str, Run], *, in_words: bool = False) -> Markup:
         "comparison",
         verdict_picture(runs),
         sentence=sentence,
-        columns=["run", "episodes", "validation", "ahead", "test", "ahead", "parameters", "compute"],
         rows=rows,
         settings=["setting", *runs],
-        differences=[[key, *map(setting_text, values)] for key, values in differences(runs).items()],
+        differences=[[key, *map(notation.written, values)] for key, values in differences(runs).items()],
     )
 
 
@@ -257,12 +243,12 @@ def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
 
 
 def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
-    origin = f"{name} ({row.controller}, rng seed {setting_text(row.rng_seed)})"
+    origin = f"{name} ({row.controller}, rng seed {notation.written(row.rng_seed)})"
     if found is None:
         return [origin, "0", *[notation.UNKNOWN] * 6]
-    validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.test_score)
-    costs = [notation.count(round(found.params.mean)), notation.flop(found.flops.mean)]
-    return [origin, notation.count(found.episodes), validation, val_ahead, test, test_ahead, *costs]
+    validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.estimate("test_score"))
+    costs = [notation.count(round(found.mean("params"))), notation.flop(found.flops)]
+    return [origin, notation.count(len(found.rows)), validation, val_ahead, test, test_ahead, *costs]
 
 
 # --- origin of a run --------------------------------------------------------------------------------
@@ -276,22 +262,9 @@ def settings(row: RunRow, key: str) -> list[tuple[str, str]]:
     if key == "environment":
         values = {"git revision": row.git_revision, "data hash": row.data_hash, "started": row.started}
         values |= {"host parameters": row.host_params, "slots": row.slots, **row.versions, **row.hardware}
-    return [(name, setting_text(value)) for key in values for name, value in flat(key, values[key])]
-
-
-def setting_text(value: object) -> str:
-    """Format a setting of a run; "–" if it is None."""
-    return notation.UNKNOWN if value is None else notation.written(value)
+    return [(name, notation.written(value)) for key in values for name, value in flat(key, values[key])]
 
 
 def command(row: RunRow, reproduction: str | None) -> Markup:
     """Render the command that repeats the run, and a note on what is needed to get the same numbers."""
-    if reproduction is None:
-        note = "No command began this run; its configuration is below."
-    else:
-        revision = row.git_revision or ""
-        code = f"revision {revision}" if revision else "an unknown revision of the code"
-        note = f"The same numbers need {code}, the versions below and the same kind of processor."
-        if revision.endswith("-dirty"):
-            note += " The code had changes that were not committed, so they are not known."
-    return section("command", "command", reproduction, note=note)
+    return section("command", "command", reproduction, revision=row.git_revision or "")

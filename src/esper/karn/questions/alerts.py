@@ -26,11 +26,8 @@ slot). Sorting by time alone is not enough, because several environments may rai
 _STRIPS: Final = Strips(left=190, right=100, height=26)
 
 
-class AlertSpan(NamedTuple):
-    """Interval of an alert in epochs or iterations; ``end`` is None while the alert is open."""
-
-    start: int
-    end: int | None
+AlertSpan = tuple[int, int | None]
+"""Interval of an alert in epochs or iterations, as (start, end); the end is None while the alert is open."""
 
 
 class AlertLine(NamedTuple):
@@ -44,7 +41,7 @@ class AlertLine(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        return any(span.end is None for span in self.spans)
+        return any(end is None for _, end in self.spans)
 
 
 class AlertEntry(NamedTuple):
@@ -106,11 +103,8 @@ def alerts(run: Run) -> Alerts:
         """
     )
     found = tuple(AlertEntry(*values) for values in entries)
-    lines = tuple(
-        AlertLine(rule, severity, times, _merged(spans, axis.bin_size))
-        for rule, severity, times, spans in rules
-    )
-    ends = [span.end or span.start for line in lines for span in line.spans]
+    lines = tuple(AlertLine._make([*line, _merged(spans, axis.bin_size)]) for *line, spans in rules)
+    ends = [end or start for line in lines for start, end in line.spans]
     return Alerts(axis.name, max([axis.end, *ends]), lines, found[:MOST_ENTRIES], len(found[MOST_ENTRIES:]))
 
 
@@ -132,16 +126,15 @@ def _raised(axis: Axis) -> str:
                    FROM followed WHERE event = 'raised')"""
 
 
-def _merged(spans: Iterable[tuple[int, int | None]], bin_size: int) -> tuple[AlertSpan, ...]:
+def _merged(spans: Iterable[AlertSpan], bin_size: int) -> tuple[AlertSpan, ...]:
     """Merge intervals of alerts that overlap or are less than one axis bin apart."""
     merged: list[AlertSpan] = []
-    for span in sorted((AlertSpan(*ends) for ends in spans), key=lambda span: span.start):
-        last = merged[-1] if merged else None
-        if last is None or (last.end is not None and span.start >= last.end + bin_size):
-            merged.append(span)
+    for start, end in sorted(spans, key=lambda span: span[0]):
+        first, last = merged[-1] if merged else (start, start - bin_size)
+        if last is None or start < last + bin_size:
+            merged[-1] = first, None if last is None or end is None else max(last, end)
         else:
-            end = None if last.end is None or span.end is None else max(last.end, span.end)
-            merged[-1] = AlertSpan(last.start, end)
+            merged.append((start, end))
     return tuple(merged)
 
 
@@ -177,7 +170,7 @@ def _strip(line: AlertLine) -> Strip:
     def draw(x: AxisScale, top: float) -> Iterator[Markup]:
         middle = top + _STRIPS.height / 2
         yield svg.line(x.start, middle, x.stop, middle, "grid")
-        ends = [(x(span.start), x.stop if span.end is None else x(span.end)) for span in line.spans]
+        ends = [(x(start), x.stop if end is None else x(end)) for start, end in line.spans]
         spans = "".join(f"M{number(start)} {number(middle)}H{number(end)}" for start, end in ends)
         yield svg.path(spans, f"alert {line.severity}-line")
 

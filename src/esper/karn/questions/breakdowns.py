@@ -5,9 +5,8 @@ from functools import partial
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, ChartLine, Panel, StackedPart, draw
-from esper.karn.drawing.picture import Picture, series_table
-from esper.karn.drawing.style import part_look
+from esper.karn.drawing.chart import Chart, ChartData, Panel, draw
+from esper.karn.drawing.picture import Picture, part_look, series_table
 from esper.karn.palette import op_look
 from esper.karn.questions.series import Series, query_series
 from esper.karn.run import Run
@@ -67,8 +66,10 @@ def choices_chart(found: Series) -> Chart:
     parts = []
     for op in ops_of(found):
         total, forced = _overall(found, op), found[f"{op} {FORCED}"]
-        parts.append(StackedPart(op_name(op), found[op], notation.share, _look(op), total, forced))
-    failed = StackedPart(FAILED, found[FAILED], notation.share, "error", _overall(found, FAILED))
+        parts.append(
+            ChartData(op_name(op), found[op], notation.share, _look(op), total=total, striped=forced)
+        )
+    failed = ChartData(FAILED, found[FAILED], notation.share, "error", total=_overall(found, FAILED))
     ops = {name: op_name(name) for name in ops_of(found)}
     shown = {ops.get(name, name): found[name] for name in (DECISIONS, *ops, FORCED, FAILED)}
     legend = "Striped: nothing but waiting was legal. Above: what failed."
@@ -108,19 +109,19 @@ def reward(run: Run) -> Series | None:
     names = "SELECT DISTINCT unnest(map_keys(reward_terms)) AS term FROM update ORDER BY term"
     terms = [name for (name,) in run.fetch(names) if name != SUM]
     columns = dict.fromkeys(terms, "avg(reward_terms[?])") | {SUM: "avg(mean_return)"}
-    known = "reward_terms IS NOT NULL"
-    return query_series(run, "update", columns, where=known, position="iteration", parameters=terms)
+    table = "update WHERE reward_terms IS NOT NULL"
+    return query_series(run, table, columns, position="iteration", parameters=terms)
 
 
 def reward_chart(found: Series) -> Chart:
     """Return the chart of the reward terms as stacked columns, and of their sum as a line."""
     terms = [name for name in found.values if name != SUM]
-    parts = [StackedPart(name, found[name], _signed, part_look(index)) for index, name in enumerate(terms)]
+    parts = [ChartData(name, found[name], _signed, part_look(index)) for index, name in enumerate(terms)]
     return Chart(
         title="Reward terms",
         description=", ".join(f"{name} {_signed(found.last(name))}" for name in terms),
         found=found,
-        panels=[Panel(180, [ChartLine(SUM, found[SUM], _signed, "thin")], parts=parts, zero=True)],
+        panels=[Panel(180, [ChartData(SUM, found[SUM], _signed, "thin")], parts=parts, zero=True)],
         table=series_table(found, _signed),
         caption="Mean reward terms per episode; line: their sum.",
         room=190,
@@ -135,14 +136,9 @@ def times(run: Run) -> Series | None:
     time was recorded.
     """
     table = "update" if run.is_training else "epoch"
-    named = run.fetch(
-        f"""
-        SELECT phase, sum(ms) AS total
-        FROM (SELECT unnest(map_keys(phase_ms)) AS phase, unnest(map_values(phase_ms)) AS ms FROM {table})
-        GROUP BY phase ORDER BY total DESC, phase
-        """
-    )
-    phases = [phase for phase, _ in named]
+    entries = f"SELECT unnest(map_keys(phase_ms)) AS phase, unnest(map_values(phase_ms)) AS ms FROM {table}"
+    named = run.fetch(f"SELECT phase FROM ({entries}) GROUP BY phase ORDER BY sum(ms) DESC, phase")
+    phases = [phase for (phase,) in named]
     columns = dict.fromkeys(phases, "avg(phase_ms[?])")
     return query_series(run, table, columns, parameters=phases) if phases else None
 
@@ -158,7 +154,7 @@ def draw_times(found: Series, compared: Series | None = None) -> Picture:
 
 def _times_chart(found: Series, unit: str, size: float) -> Chart:
     parts = [
-        StackedPart(name, spent, notation.duration, part_look(index), total=mean(spent))
+        ChartData(name, spent, notation.duration, part_look(index), total=mean(spent))
         for index, (name, spent) in enumerate(found.values.items())
     ]
     return Chart(

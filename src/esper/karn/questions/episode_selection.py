@@ -84,14 +84,10 @@ def default_episode(run: Run) -> EpisodeKey | None:
     """Return the best episode of a policy training, or the last episode of any other run; None if the run has
     no episode.
     """
-    if run.is_training:
-        query = "SELECT env, episode, attempt FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
-    else:
-        query = """
-            SELECT env, episode, attempt FROM (FROM epoch SELECT env, episode, attempt UNION
-                                               FROM episode SELECT env, episode, attempt)
-            ORDER BY episode DESC, env LIMIT 1
-            """
+    if not run.is_training:
+        keys = [episode.key for episode in episodes(run)]
+        return max(keys, key=lambda key: (key.episode, -key.env), default=None)
+    query = "SELECT env, episode, attempt FROM episode ORDER BY val_score DESC, episode DESC, env LIMIT 1"
     found = run.fetch(query)
     return EpisodeKey(*found[0]) if found else None
 

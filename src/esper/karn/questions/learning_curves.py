@@ -7,7 +7,7 @@ from functools import partial
 from typing import Final
 
 from esper.karn import notation
-from esper.karn.drawing.chart import Chart, ChartLine, Panel
+from esper.karn.drawing.chart import Chart, ChartData, Panel
 from esper.karn.drawing.picture import series_table
 from esper.karn.metric import metric_of
 from esper.karn.questions.episode_selection import IN_A_COMPLETE_ITERATION, LASTED
@@ -24,9 +24,9 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
         joined: Whether neighbouring epochs or iterations are merged into bins if the axis is long.
     """
     metric = metric_of(run.row).column
-    table, twin, where, averaged = "epoch", "twin_score", "true", "true"
+    table, twin, averaged = "epoch", "twin_score", "true"
     if run.is_training:
-        table, twin, where, averaged = "episode", "twin_val_score", IN_A_COMPLETE_ITERATION, LASTED
+        table, twin, averaged = f"episode WHERE {IN_A_COMPLETE_ITERATION}", "twin_val_score", LASTED
     means = {"score": metric, "twin": twin, "parameters": "params"}
     columns = {
         "episodes": "count(DISTINCT (env, episode, attempt))",
@@ -37,7 +37,7 @@ def growth(run: Run, *, joined: bool = True) -> Series | None:
         "highest": f"max({metric})",
         **{name: f"avg({column}) FILTER (WHERE {averaged})" for name, column in means.items()},
     }
-    return query_series(run, table, columns, where=where, joined=joined)
+    return query_series(run, table, columns, joined=joined)
 
 
 def growth_chart(found: Series) -> Chart:
@@ -45,14 +45,14 @@ def growth_chart(found: Series) -> Chart:
     below.
     """
     size = f"{notation.count(found.last('parameters'))} params"
-    params = ChartLine("parameters", found["parameters"], notation.count, "steps", label=size)
+    params = ChartData("parameters", found["parameters"], notation.count, "steps", label=size)
     bands = [(found["lowest"], found["highest"]), (found["25 %"], found["75 %"])]
     metric = found.metric
     named = {metric.name if name == "score" else name: course for name, course in found.values.items()}
     texts = {"episodes": notation.count, "parameters": notation.count}
     scores = [
-        ChartLine("twin", found["twin"], metric.text, "twin"),
-        ChartLine(metric.name, found["score"], metric.text),
+        ChartData("twin", found["twin"], metric.text, "twin"),
+        ChartData(metric.name, found["score"], metric.text),
     ]
     name = metric.name.capitalize()
     return Chart(
@@ -124,12 +124,12 @@ def improvement_chart(found: Series) -> Chart:
     """
     texts = {"score": notation.points, "evaluation score": notation.points}
     returns = [
-        ChartLine("return", found["median"], _signed),
-        ChartLine("evaluated", found["evaluation return"], _signed, "dots", label=""),
+        ChartData("return", found["median"], _signed),
+        ChartData("evaluated", found["evaluation return"], _signed, "dots", label=""),
     ]
     scores = [
-        ChartLine("score", found["score"], notation.points),
-        ChartLine("argmax", found["evaluation score"], notation.points, "dots"),
+        ChartData("score", found["score"], notation.points),
+        ChartData("argmax", found["evaluation score"], notation.points, "dots"),
     ]
     return Chart(
         title="Return and score per iteration",

@@ -15,8 +15,7 @@ from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale
 from esper.karn.drawing.chart import Strip, Strips, edges
-from esper.karn.drawing.picture import Picture, series_table
-from esper.karn.drawing.style import shade_look
+from esper.karn.drawing.picture import Picture, series_table, shade_look
 from esper.karn.drawing.svg import number
 from esper.karn.questions.series import Series, Values, query_series
 from esper.karn.run import Run

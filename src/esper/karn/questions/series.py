@@ -71,7 +71,6 @@ def query_series(
     table: str,
     columns: Mapping[str, str],
     *,
-    where: str = "true",
     position: str | None = None,
     parameters: Sequence[object] = (),
     joined: bool = True,
@@ -80,18 +79,17 @@ def query_series(
 
     Args:
         run: Run whose rows are aggregated.
-        table: Telemetry table, or join of tables, as SQL.
+        table: SQL after ``FROM``: telemetry table or join of tables, with ``WHERE`` for a part of the rows.
         columns: SQL aggregates, such as "avg(val_score)", by name of the series.
-        where: SQL condition for the rows that are aggregated.
         position: SQL for the position of a row on the axis; by default the column ``epoch`` or ``iteration``.
-        parameters: Values for the ``?`` in ``table``, ``columns`` and ``where``.
+        parameters: Values for the ``?`` in ``columns`` and ``table``.
         joined: Whether neighbouring epochs or iterations are merged into bins if the axis is long.
     """
     axis = axis_of(run)
     at = position or axis.name
     together = f"(({at}) - 1) // {axis.bin_size}" if joined else at
     found = run.fetch(
-        f"SELECT min({at}), max({at}), {', '.join(columns.values())} FROM {table} WHERE {where}"
+        f"SELECT min({at}), max({at}), {', '.join(columns.values())} FROM {table}"
         f" GROUP BY {together} ORDER BY 1",
         parameters,
     )

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale, x_axis
-from esper.karn.drawing.chart import ChartLine, Panel, draw_panel, panel_scale
+from esper.karn.drawing.chart import ChartData, Panel, draw_panel, panel_scale
 from esper.karn.drawing.picture import Picture
 from esper.karn.metric import Metric, metric_of
 from esper.karn.palette import LOOKS
@@ -69,7 +69,6 @@ class Lane(NamedTuple):
 class Lanes(NamedTuple):
     """Scores and slots of one episode over the same epochs, for the chart of slots."""
 
-    episode: EpisodeKey
     name: str
     """Display name of the episode, such as "episode 0"."""
     horizon: int
@@ -105,10 +104,9 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
     horizon = max(run.row.horizon or 0, last)
     grown = seed_histories(run.row, last, seeds, moves)
     moves_of = grouped(moves, lambda row: row.slot)
-    seeds_of = grouped(seeds, lambda row: row.slot)
-    alphas_of = {slot: {row.epoch: row.alpha for row in rows} for slot, rows in seeds_of.items()}
+    slots = list(enumerate(run.row.slots))
+    alphas = [{row.epoch: row.alpha for row in seeds if row.slot == index} for index, _ in slots]
     return Lanes(
-        episode=episode,
         name=episode_name(run, episode),
         horizon=horizon,
         epoch=last,
@@ -117,12 +115,12 @@ def lanes(run: Run, episode: EpisodeKey | None = None) -> Lanes | None:
             Lane(
                 slot=name,
                 stage=Stage(moves_of[index][-1].to_stage) if moves_of[index] else Stage.DORMANT,
-                alpha=alphas_of.get(index, {}).get(last),
-                spans=_spans(moves_of[index], last, alphas_of.get(index, {})),
+                alpha=alphas[index].get(last),
+                spans=_spans(moves_of[index], last, alphas[index]),
                 marks=tuple(move for move in moves_of[index] if move.to_stage in MARKED),
                 seeds=tuple(seed for seed in grown if seed.slot == name),
             )
-            for index, name in enumerate(run.row.slots)
+            for index, name in slots
         ),
         metric=metric_of(run.row),
     )
@@ -250,8 +248,8 @@ def _draw_scores(found: Lanes, x: AxisScale, held: Sequence[Series]) -> Iterator
 
 def _panel(scores: Series) -> Panel:
     metric = scores.metric
-    lines = [ChartLine("twin", scores["twin"], metric.text, "twin")]
-    lines.append(ChartLine(metric.name, scores["score"], metric.text))
+    lines = [ChartData("twin", scores["twin"], metric.text, "twin")]
+    lines.append(ChartData(metric.name, scores["score"], metric.text))
     bands = [] if None in scores["twin"] else [(scores["twin"], scores["score"])]
     return Panel(_SCORES[1] - _SCORES[0], lines, bands, near=0.0, most=metric.most)
 

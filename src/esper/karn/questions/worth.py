@@ -5,7 +5,7 @@ a matrix of slots, with the contribution of each slot on the diagonal.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Final, NamedTuple
 
 from markupsafe import Markup
@@ -13,8 +13,7 @@ from markupsafe import Markup
 from esper.karn import notation
 from esper.karn.drawing import svg
 from esper.karn.drawing.axes import AxisScale, around, tick_texts, ticks
-from esper.karn.drawing.picture import Picture
-from esper.karn.drawing.style import shade_look
+from esper.karn.drawing.picture import Picture, shade_look
 from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episode_selection import THIS_EPISODE, default_episode, episode_name
 from esper.karn.run import Run
@@ -24,7 +23,6 @@ _ROW: Final = 46.0
 _TOP: Final = 26.0
 _FUNNEL: Final = (0.0, 326.0)
 _POINTS: Final = (352.0, 492.0)
-Configuration = tuple[bool, ...]
 _MATRIX_LEFT: Final = 100.0
 _CELL_WIDTH: Final = 110.0
 _CELL: Final = 38.0
@@ -65,17 +63,14 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
     """Return statistics of the seeds per blueprint, the blueprint with most seeds first; None if no seed
     germinated.
     """
+    stages = Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED
+    reached = ", ".join(f"count(*) FILTER (list_contains(stages, {stage:d}))" for stage in stages)
     found = run.fetch(
         f"""
-        WITH moves AS (SELECT * FROM transition WHERE seed >= 0),
-        reached AS (
-            SELECT env, episode, attempt, seed, any_value(blueprint) AS blueprint,
-                   bool_or(to_stage = {Stage.BLENDING:d}) AS blended,
-                   bool_or(to_stage = {Stage.HOLDING:d}) AS held,
-                   bool_or(to_stage = {Stage.FOSSILIZED:d}) AS fossilized,
-                   bool_or(to_stage = {Stage.PRUNED:d}) AS pruned,
+        WITH reached AS (
+            SELECT env, episode, attempt, seed, any_value(blueprint) AS blueprint, list(to_stage) AS stages,
                    arg_max(contribution, epoch) FILTER (contribution IS NOT NULL) AS contribution
-            FROM moves GROUP BY env, episode, attempt, seed),
+            FROM transition WHERE seed >= 0 GROUP BY env, episode, attempt, seed),
         measured AS (
             SELECT env, episode, attempt, seed, any_value(params) AS params,
                    arg_max((contribution, contribution_error), epoch)
@@ -88,8 +83,7 @@ def worth(run: Run) -> tuple[BlueprintWorth, ...] | None:
                    CASE WHEN points IS NOT NULL AND measured.params > 0 THEN measured.params END AS size,
                    CASE WHEN size IS NOT NULL THEN points END AS sized
             FROM reached LEFT JOIN measured USING (env, episode, attempt, seed))
-        SELECT blueprint, count(*), count(*) FILTER (blended), count(*) FILTER (held),
-               count(*) FILTER (fossilized), count(*) FILTER (pruned), count(points), avg(points),
+        SELECT blueprint, count(*), {reached}, count(points), avg(points),
                CASE WHEN count(points) > 1 THEN stddev_samp(points) / sqrt(count(points))
                     ELSE any_value(error) END,
                avg(params),
@@ -157,15 +151,11 @@ def _draw_row(one: BlueprintWorth, top: float, count: AxisScale, points: AxisSca
     """Draw the row of a blueprint: a bar with the number of seeds whose last stage was FOSSILIZED, HOLDING,
     BLENDING or TRAINING, and the contribution per 1,000 parameters.
     """
-    reached = [
-        (Stage.FOSSILIZED, 0, one.fossilized),
-        (Stage.HOLDING, one.fossilized, one.held),
-        (Stage.BLENDING, one.held, one.blended),
-        (Stage.TRAINING, one.blended, one.germinated),
-    ]
+    stages = Stage.FOSSILIZED, Stage.HOLDING, Stage.BLENDING, Stage.TRAINING
+    ends = pairwise([0, one.fossilized, one.held, one.blended, one.germinated])
     bars = [
         svg.rectangle(count(start), top + 23, count(end) - count(start), 12, stage.name.lower())
-        for stage, start, end in reached
+        for stage, (start, end) in zip(stages, ends, strict=True)
         if end > start
     ]
     fates = f"{notation.count(one.fossilized)} kept, {notation.count(one.pruned)} pruned"
@@ -235,20 +225,19 @@ def interactions(run: Run) -> Interactions | None:
     # A killed run may have written the scores of only some on/off configurations of an epoch.
     if not switched or everything not in scores:
         return None
+    places = range(len(switched))
+    effects = [[_effect(scores, {first, second}) for second in places] for first in places]
     return Interactions(
         name=episode_name(run, episode),
         epoch=found[0][0],
         slots=tuple(run.row.slots[slot] for slot in switched),
         score=scores[everything],
         metric=metric,
-        matrix=tuple(
-            tuple(metric.gained(_effect(scores, {first, second})) for second in range(len(switched)))
-            for first in range(len(switched))
-        ),
+        matrix=tuple(tuple(map(metric.gained, row)) for row in effects),
     )
 
 
-def _effect(scores: Mapping[Configuration, float], slots: set[int]) -> float | None:
+def _effect(scores: Mapping[tuple[bool, ...], float], slots: set[int]) -> float | None:
     """Return the contribution of one slot, or the interaction of two slots. With v the score of the network
     without the seeds in the given slots, the contribution of slot i is v() − v(i), and the interaction of
     slots i and j is v() − v(i) − v(j) + v(i, j).

@@ -5,12 +5,12 @@ table share a step axis, such as the iteration. A value of ``None`` is not expor
 is a gap and not 0.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
-from esper.files.atomic_write import make_folder
+from esper.files.atomic_write import make_folder, save_errors
 from esper.files.row_files import check_outside_runs
 from esper.leyline import EpisodeRow, EpochRow, EsperError, Row, RunRow, UpdateRow
 from esper.leyline.columns import TABLE_OF
@@ -49,10 +49,8 @@ def create_export_folder(out: Path, *, alone: bool = True) -> None:
     a second export would duplicate points.
     """
     check_outside_runs(out)
-    try:
+    with save_errors(out, ExportError, remedy="; choose another --out"):
         make_folder(out)
-    except OSError as error:
-        raise ExportError(f"'{out}' cannot be written: {error.strerror}; choose another --out") from error
     if alone and any(out.iterdir()):
         raise ExportError(
             f"'{out}' is not empty; an export goes into a directory of its own:"
@@ -76,8 +74,9 @@ def points_of(row: Row, run: RunRow) -> Points:
     values: dict[str, float] = {}
     for column in row.__struct_fields__:
         if column not in _POSITION and column != axis:
-            for path, number in _numbers(column, getattr(row, column), run):
-                values["/".join((table, *path, *episode))] = number
+            for path, value in _entries(column, getattr(row, column), run).items():
+                if isinstance(value, int | float) and not isinstance(value, bool):
+                    values["/".join((table, *path, *episode))] = value
     return Points(table, axis, getattr(row, axis), row.t, values)
 
 
@@ -104,18 +103,13 @@ def _episode_of(row: Row) -> tuple[str, ...]:
     return ()
 
 
-def _numbers(column: str, value: object, run: RunRow) -> Iterator[tuple[tuple[str, ...], float]]:
-    """Yield each number of a column with its path (column, entry); values that are not numbers are
-    skipped.
-    """
+def _entries(column: str, value: object, run: RunRow) -> dict[tuple[str, ...], object]:
+    """Return the value of a column, or the entries of a list or map, by path (column, entry)."""
     if isinstance(value, list) and column in LIST_NAMES:
         value = _named(column, value, run)
     if isinstance(value, dict):
-        for name, entry in value.items():
-            if _is_number(entry):
-                yield (column, name), entry
-    elif _is_number(value):
-        yield (column,), value
+        return {(column, name): entry for name, entry in value.items()}
+    return {(column,): value}
 
 
 def _named(column: str, entries: list[Any], run: RunRow) -> dict[str, Any]:
@@ -126,7 +120,3 @@ def _named(column: str, entries: list[Any], run: RunRow) -> dict[str, Any]:
             f" {LIST_NAMES[column]}; its telemetry is damaged"
         )
     return dict(zip(names, entries, strict=True))
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

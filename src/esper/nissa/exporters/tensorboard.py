@@ -10,13 +10,13 @@ The protocol buffer messages of event files are ``Event``, ``Summary``, ``Tensor
 ``tensorboard/compat/proto``.
 """
 
-import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from ctypes import c_float
 from pathlib import Path
 from typing import Final
 
-from esper.leyline.rows import RunRow
+from esper.leyline import RunRow
 from esper.nissa.exporters.points import Points, create_export_folder, provenance, wall_time
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
@@ -55,11 +55,8 @@ def scalar(tag: str, number: float) -> bytes:
     """Encode a number with a tag for TensorBoard. TensorBoard scalars are float32; numbers beyond the range
     of float32 are stored as infinite.
     """
-    try:
-        packed = struct.pack("<f", number)
-    except OverflowError:
-        packed = struct.pack("<f", math.copysign(math.inf, number))
-    return _bytes(1, tag.encode()) + _key(2, _FIXED32) + packed
+    # The C conversion to float makes a number beyond the range infinite, where struct.pack() would refuse it.
+    return _bytes(1, tag.encode()) + _key(2, _FIXED32) + struct.pack("<f", c_float(number).value)
 
 
 def text(tag: str, markdown: str) -> bytes:

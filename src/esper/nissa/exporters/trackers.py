@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from esper.leyline import RunRow
 from esper.leyline.columns import TABLE_OF
-from esper.leyline.rows import RunRow
 from esper.nissa.exporters import points as export
 from esper.nissa.exporters.points import ExportError, Points, create_export_folder, provenance
 

@@ -4,8 +4,6 @@ Each update epoch evaluates the whole rollout from the stored initial LSTM state
 The policy gradient is summed over fixed shards of environments, in shard order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -71,6 +69,19 @@ class UpdateMetrics:
         return known(asdict(self))
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rollout with its advantages, returns and entropy coefficients."""
+
+    buffer: TamiyoRolloutBuffer
+    advantages: Tensor
+    returns: Tensor
+    free_rows: int
+    """Number of steps with more than one legal action, the divisor of policy loss and entropy bonus."""
+    entropy_weight: float
+    entropy_floor: float
+
+
 class PPOAgent:
     """Policy with its Adam optimiser, updated by PPO (Schulman et al. 2017).
 
@@ -134,11 +145,13 @@ class PPOAgent:
     def _update_epoch(self, batch: Batch, number: int, metrics: UpdateMetrics) -> bool:
         """Take one gradient step on the whole rollout; return False if the update stopped before the step."""
         self.optimiser.zero_grad()
-        results = [self._shard(batch, shard) for shard in shards(len(batch.returns), self._envs_per_backward)]
-        log_ratio = torch.cat([result.log_ratio for result in results])
+        metrics.policy_loss = metrics.value_loss = metrics.entropy = 0.0
+        parts = shards(len(batch.returns), self._envs_per_backward)
+        log_ratios, evaluations = zip(*(self._shard(batch, part, metrics) for part in parts), strict=True)
+        log_ratio = torch.cat(log_ratios)
         kl = float(losses.approximate_kl(log_ratio).sum()) / batch.free_rows
         # Metrics are stored before the policy update can stop early, since they show why it stopped.
-        self._describe(metrics, results, batch, log_ratio)
+        self._describe(metrics, evaluations, batch, log_ratio)
         metrics.approx_kl = kl
         if number == 0:
             metrics.first_ratio_error = float((log_ratio.exp() - 1).abs().max())
@@ -150,7 +163,7 @@ class PPOAgent:
             metrics.early_stop_update_epoch = number
             return False
         norm = float(clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm))
-        loss = sum(result.policy_loss + result.value_loss for result in results)
+        loss = metrics.policy_loss + metrics.value_loss
         if not all(map(math.isfinite, (norm, kl, loss))):
             self._skip(metrics, f"update epoch {number}: gradient norm {norm}, KL {kl}, loss {loss}")
             return False
@@ -159,8 +172,9 @@ class PPOAgent:
         metrics.update_epochs = number + 1
         return True
 
-    def _shard(self, batch: Batch, shard: slice) -> ShardResult:
-        """Add the gradient of one shard of environments to the gradient of the policy's parameters."""
+    def _shard(self, batch: Batch, shard: slice, metrics: UpdateMetrics) -> tuple[Tensor, ActionEvaluation]:
+        """Add the gradient of one shard of environments to the gradient of the policy's parameters, and its
+        losses to ``metrics``; return log ratios and action probabilities."""
         config, buffer = self.config, batch.buffer
         evaluation = self.policy.evaluate_actions(*buffer.get_batched_sequences(shard))
         policy = losses.policy_loss(
@@ -184,24 +198,17 @@ class PPOAgent:
         )
         exploration = batch.entropy_weight * bonus - CLOSING_WEIGHT * closing
         (policy.loss + config.value_coefficient * value - exploration).backward()
-        return ShardResult(
-            policy_loss=policy.loss.item(),
-            value_loss=value.item(),
-            bonus=bonus.item(),
-            log_ratio=policy.log_ratio.detach(),
-            evaluation=ActionEvaluation(*(tensor.detach() for tensor in evaluation)),
-        )
+        metrics.policy_loss += policy.loss.item()
+        metrics.value_loss += value.item()
+        metrics.entropy += bonus.item()
+        return policy.log_ratio.detach(), ActionEvaluation(*(tensor.detach() for tensor in evaluation))
 
     def _describe(
-        self, metrics: UpdateMetrics, results: list[ShardResult], batch: Batch, log_ratio: Tensor
+        self, metrics: UpdateMetrics, evaluations: Sequence[ActionEvaluation], batch: Batch, log_ratio: Tensor
     ) -> None:
         ratio = log_ratio.exp()
-        evaluations = zip(*(result.evaluation for result in results), strict=True)
-        log_probs, entropies, free, _ = map(torch.cat, evaluations)
+        log_probs, entropies, free, _ = map(torch.cat, zip(*evaluations, strict=True))
         counts, sums = free.sum(dim=(0, 1)), (entropies * free).sum(dim=(0, 1))
-        metrics.policy_loss = sum(result.policy_loss for result in results)
-        metrics.value_loss = sum(result.value_loss for result in results)
-        metrics.entropy = sum(result.bonus for result in results)
         metrics.head_entropy = [
             float(sums[head] / counts[head]) if counts[head] else None for head in range(NUM_HEADS)
         ]
@@ -220,30 +227,6 @@ class PPOAgent:
         if self.skipped_in_a_row >= MAX_SKIPPED:
             raise PolicyDivergedError(f"{MAX_SKIPPED} updates in a row were not finite; the last: {reason}")
         return metrics
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One rollout with its advantages, returns and entropy coefficients."""
-
-    buffer: TamiyoRolloutBuffer
-    advantages: Tensor
-    returns: Tensor
-    free_rows: int
-    """Number of steps with more than one legal action, the divisor of policy loss and entropy bonus."""
-    entropy_weight: float
-    entropy_floor: float
-
-
-@dataclass(frozen=True, slots=True)
-class ShardResult:
-    """Losses and action probabilities of one shard of environments in an update epoch."""
-
-    policy_loss: float
-    value_loss: float
-    bonus: float
-    log_ratio: Tensor
-    evaluation: ActionEvaluation
 
 
 def shards(num_envs: int, size: int) -> list[slice]:

@@ -1,10 +1,8 @@
 """Rollout buffer: preallocated tensors ``[env, step, …]``, written one step at a time."""
 
-from __future__ import annotations
-
 import copy
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,16 +10,8 @@ from torch import Tensor
 from esper.leyline import NUM_HEADS, head_sizes
 from esper.tamiyo.networks.factored_lstm import Hidden, PolicyDecision
 
-
-class Sequences(NamedTuple):
-    """All steps of some environments of a rollout; the fields are the arguments of ``evaluate_actions``."""
-
-    state: Tensor
-    blueprint_indices: Tensor
-    actions: Tensor
-    masks: Tensor
-    hidden: Hidden
-    fresh: Tensor
+Sequences = tuple[Tensor, Tensor, Tensor, Tensor, Hidden, Tensor]
+"""All steps of some environments of a rollout: the arguments of ``evaluate_actions``, in their order."""
 
 
 class TamiyoRolloutBuffer:
@@ -85,23 +75,24 @@ class TamiyoRolloutBuffer:
         """Return all steps of the environments ``envs``, with the LSTM state before their first step."""
         hidden = (self.hidden[0][:, envs], self.hidden[1][:, envs])
         state, blueprints = self.state[envs], self.blueprint_indices[envs]
-        return Sequences(state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs])
+        return state, blueprints, self.actions[envs], self.masks[envs], hidden, self.fresh[envs]
 
-    def to(self, device: torch.device) -> TamiyoRolloutBuffer:
-        moved = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                setattr(moved, name, value.to(device))
-        moved.hidden = (self.hidden[0].to(device), self.hidden[1].to(device))
-        return moved
+    def to(self, device: torch.device) -> Self:
+        """Return a copy of the rollout on ``device``."""
+        return self._combined([self], lambda tensors, _: tensors[0].to(device))
 
     @classmethod
-    def join(cls, parts: Sequence[TamiyoRolloutBuffer]) -> TamiyoRolloutBuffer:
+    def join(cls, parts: Sequence[Self]) -> Self:
         """Concatenate rollouts along the environment axis."""
-        joined = copy.copy(parts[0])
+        return cls._combined(parts, torch.cat)
+
+    @classmethod
+    def _combined(cls, parts: Sequence[Self], combine: Callable[[list[Tensor], int], Tensor]) -> Self:
+        """Return a rollout with ``combine(tensors, environment axis)`` of each tensor of ``parts``."""
+        result = copy.copy(parts[0])
         for name, value in vars(parts[0]).items():
             if isinstance(value, Tensor):
-                setattr(joined, name, torch.cat([getattr(part, name) for part in parts]))
-        h, c = (torch.cat(states, dim=1) for states in zip(*(part.hidden for part in parts), strict=True))
-        joined.hidden = (h, c)
-        return joined
+                setattr(result, name, combine([getattr(part, name) for part in parts], 0))
+        h, c = (combine(list(states), 1) for states in zip(*(part.hidden for part in parts), strict=True))
+        result.hidden = (h, c)
+        return result

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.kasmina import actuator
-from esper.leyline import EpochFacts, SlotConfig, SlotTable, Stage, legal_slots_by_op
+from esper.leyline import EpochFacts, GradientStatistics, SlotConfig, SlotTable, Stage, legal_slots_by_op
 from esper.leyline.factored_actions import BLUEPRINT_NAMES, BlueprintAction, Head, LifecycleOp, canonicalise
 from esper.leyline.rules import ActionSpace, LifecycleRules
 from esper.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
@@ -110,7 +110,7 @@ class LifecycleOracle(Oracle):
         gains, noise = self.gains(), self._noise(self.table.num_slots)
         for env, slot in np.argwhere(self.table.live):
             self.table.record_gradients(
-                env, slot, norm=1.0, ratio=1.0, health=1.0, vanishing=False, exploding=False
+                env, slot, GradientStatistics(1.0, 1.0, vanishing=False, exploding=False), ratio=1.0
             )
         for env, slot in np.argwhere(self.table.in_forward):
             self.table.record_contribution(env, slot, gains[env, slot] + noise[env, slot], NOISE)

@@ -1,4 +1,6 @@
-"""Reward families: a reward is the sum of changes of named potentials Φ_i and of named costs c_j.
+"""Reward families, and a log of rewards.
+
+A reward is the sum of changes of named potentials Φ_i and of named costs c_j.
 
 The reward of step t is r_t = scale · (Σ_i (Φ_i(s_t) − Φ_i(s_{t−1})) + Σ_j c_j(s_t)).
 
@@ -6,14 +8,14 @@ The reward is potential-based shaping (Ng, Harada & Russell 1999) without discou
 potential terms telescope to Φ(end) − Φ(start).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline import DEFAULT_GAMMA, EpochFacts, LifecycleOp, SlotTable
+from esper.leyline import DEFAULT_GAMMA, EpochFacts, LifecycleOp, Reward, SlotTable
 
 FamilyName = Literal["paired", "contribution", "loss", "log_loss", "sparse"]
 Array = NDArray[np.float64]
@@ -66,8 +68,8 @@ def log_loss(s: RewardInputs) -> Array:
     """Return −ln(validation loss / loss of a constant prediction), which is 0 for a constant prediction.
 
     At the end of an episode, the log-loss potential differs from ln(loss of the do-nothing twin / loss) by a
-    number that no action changes. So rewards from the log-loss potential and rewards from a comparison with
-    the twin have the same optimal policy, but the log-loss potential needs no compute for a twin.
+    number that no action changes. Rewards from the log-loss potential and rewards from a comparison with the
+    twin therefore have the same optimal policy, but the log-loss potential needs no compute for a twin.
     """
     return -np.log(np.maximum(s.facts.val_loss, LEAST_LOSS) / s.guess_loss)
 
@@ -160,3 +162,44 @@ class RewardFunction:
 def total(rewards: RewardTerms) -> Array:
     """Return the reward ``[env]`` as the sum of its terms."""
     return np.sum(list(rewards.values()), axis=0)
+
+
+@dataclass(slots=True)
+class RewardLog:
+    """Reward terms of a rollout, and rewards computed with a twin score of 0 for comparison."""
+
+    terms: list[RewardTerms] = field(default_factory=list)
+    """Reward terms by name, one entry per step of the rollout."""
+    unpaired: list[Array] = field(default_factory=list)
+    """Rewards ``[env]`` with a twin score of 0, one array per step; empty for families without a twin."""
+    broken_episodes: int = 0
+
+    def reward(self, env: int, steps: slice) -> Reward:
+        """Return the sum of rewards of one environment over ``steps``, in total and for each reward term."""
+        sums = {
+            name: float(np.sum([terms[name][env] for terms in self.terms[steps]])) for name in self.terms[0]
+        }
+        return Reward(sum(sums.values()), sums)
+
+    def mean_terms(self) -> dict[str, float]:
+        """Return each reward term summed over the steps of the rollout, as a mean over environments."""
+        names = self.terms[0].keys()
+        return {name: float(np.sum([terms[name] for terms in self.terms], axis=0).mean()) for name in names}
+
+    def variance(self) -> float:
+        """Return the variance of rewards over all steps and environments."""
+        return float(np.var([total(terms) for terms in self.terms]))
+
+    def variance_unpaired(self) -> float | None:
+        """Return the variance of rewards with a twin score of 0; ``None`` for families without a twin."""
+        return float(np.var(self.unpaired)) if self.unpaired else None
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Concatenate the reward logs of several shards along the environment axis."""
+        terms = [
+            {name: np.concatenate([terms[name] for terms in step]) for name in step[0]}
+            for step in zip(*(part.terms for part in parts), strict=True)
+        ]
+        unpaired = [np.concatenate(step) for step in zip(*(part.unpaired for part in parts), strict=True)]
+        return cls(terms, unpaired, sum(part.broken_episodes for part in parts))

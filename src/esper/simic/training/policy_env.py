@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts, PolicyOutput, Row
 from esper.simic.config import TrainingConfig
-from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
-from esper.simic.rewards.reward_log import RewardLog
+from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, RewardLog, total
 from esper.tamiyo.policy.observer import Observation, Observer
 from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
@@ -60,19 +59,17 @@ class RowJournal(Protocol):
         """Receive the telemetry rows of one epoch of environments, the first of which is ``env``."""
 
 
-class RowList:
+class RowList(list[Row]):
     """Event sink of one environment that stores its telemetry rows since the last reset."""
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self._taken = 0
+    _taken = 0
 
     def emit(self, row: Row) -> None:
-        self.rows.append(row)
+        self.append(row)
 
     def take_new(self) -> list[Row]:
         """Return the telemetry rows added since the last call of ``take_new``."""
-        new, self._taken = self.rows[self._taken :], len(self.rows)
+        new, self._taken = self[self._taken :], len(self)
         return new
 
 
@@ -116,7 +113,7 @@ class GrowthEnv:
             devices=config.devices,
             amp=config.amp,
         )
-        """Growing networks, one per environment."""
+        """Environments with the growing networks, one network per environment."""
         capacity = config.capacity or task.num_slots
         self._observer = Observer(len(env_indices), task.num_slots, capacity, context=config.context)
         self._family = FAMILIES[config.reward_family]
@@ -148,7 +145,7 @@ class GrowthEnv:
     @property
     def rows(self) -> list[Row]:
         """Telemetry rows since the last reset, one environment after another."""
-        return [row for sink in self._sinks for row in sink.rows]
+        return [row for sink in self._sinks for row in sink]
 
     def step(self, actions: NDArray[np.int64], outputs: Sequence[PolicyOutput] | None = None) -> PolicyStep:
         facts = self.vector.step(actions)

@@ -10,9 +10,8 @@ from torch import Tensor
 from esper.leyline import NUM_HEADS, derive_seed
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.policy_env import PolicyEnv
-from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
+from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyDecision
 from esper.tamiyo.policy.controller import decide, policy_outputs
-from esper.tamiyo.policy.observer import Observation
 
 
 class ActionStreams:
@@ -55,8 +54,15 @@ def collect(
     )
     observation, hidden = env.reset(), buffer.hidden
     fresh = torch.ones(num_envs, dtype=torch.bool)
+
+    def sample() -> PolicyDecision:
+        """Sample one decision per environment, with the LSTM state reset where ``fresh [env]`` is true."""
+        keep = (~fresh).float().view(1, -1, 1).to(hidden[0].device)
+        memory = (hidden[0] * keep, hidden[1] * keep)
+        return decide(policy, observation, memory, streams.draw(), at_once=at_once)
+
     for _ in range(buffer.num_steps):
-        decision = _sample(policy, observation, hidden, fresh, streams, at_once)
+        decision = sample()
         if buffer.length > 0:
             buffer.add_next_value(decision.value)
         buffer.add(observation.features, observation.blueprint_indices, decision, fresh)
@@ -66,22 +72,9 @@ def collect(
         buffer.add_outcome(torch.from_numpy(step.reward).float(), ended, terminated)
         observation, fresh = step.observation, ended
     if not step.terminated.all():
-        buffer.add_next_value(_sample(policy, observation, hidden, terminated, streams, at_once).value)
+        fresh = terminated
+        buffer.add_next_value(sample().value)
     return buffer
-
-
-def _sample(
-    policy: FactoredRecurrentActorCritic,
-    observation: Observation,
-    hidden: Hidden,
-    fresh: Tensor,
-    streams: ActionStreams,
-    at_once: int | None,
-) -> PolicyDecision:
-    """Sample one decision per environment, with the LSTM state reset where ``fresh [env]`` is true."""
-    keep = (~fresh).float().view(1, -1, 1).to(hidden[0].device)
-    memory = (hidden[0] * keep, hidden[1] * keep)
-    return decide(policy, observation, memory, streams.draw(), at_once=at_once)
 
 
 def evaluate(

@@ -22,7 +22,7 @@ from esper.leyline import NUM_OPS, Head, Row, SlotConfig, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
-from esper.simic.rewards.reward_log import RewardLog
+from esper.simic.rewards.families import RewardLog
 from esper.simic.training import exchange
 from esper.simic.training.policy_env import GrowthEnv, RowJournal
 from esper.simic.training.rollout import ActionStreams, collect, evaluate

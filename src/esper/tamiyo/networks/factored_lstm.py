@@ -220,8 +220,10 @@ class FactoredRecurrentActorCritic(nn.Module):
         context = [_one_hot(c, width) for c, width in zip(chosen, self._context(head), strict=False)]
         return self.heads[HEAD_NAMES[head]](torch.cat([encoded, *context], dim=-1))
 
-    def _value(self, encoded: Tensor, op: Tensor) -> Tensor:
+    def _value(self, encoded: Tensor, op: Tensor | None) -> Tensor:
         if self.shape.critic == "op_value":
+            if op is None:
+                raise ValueError("an op-conditioned critic needs the op that will be taken")
             encoded = torch.cat([encoded, _one_hot(op, NUM_OPS)], dim=-1)
         return self.value_head(encoded).squeeze(-1)
 
@@ -363,10 +365,7 @@ class FactoredRecurrentActorCritic(nn.Module):
     ) -> Tensor:
         """Return the critic's value ``[env]`` of a state; the critic ``op_value`` also needs ``op [env]``."""
         encoded, _ = self.encode(state.unsqueeze(1), blueprint_indices.unsqueeze(1), hidden)
-        if self.shape.critic == "op_value" and op is None:
-            raise ValueError("an op-conditioned critic needs the op that will be taken")
-        unused = torch.zeros(state.shape[0], dtype=torch.int64, device=state.device)
-        return self._value(encoded.squeeze(1), unused if op is None else op)
+        return self._value(encoded.squeeze(1), op)
 
 
 def _one_hot(values: Tensor, width: int) -> Tensor:
@@ -380,4 +379,4 @@ def _drawn(logits: Tensor) -> Tensor:
 
 
 FactoredRecurrentActorCriticV2 = FactoredRecurrentActorCritic
-"""Name of the network in the specification."""
+"""Second name of the class, which the specification of Esper uses."""

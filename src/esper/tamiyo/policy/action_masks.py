@@ -78,15 +78,8 @@ class ActionMasks:
         held = self.held | (heads - {Head.OP, Head.SLOT, Head.BLUEPRINT})
         return replace(self, slot_by_op=legal, blueprint=blueprint, held=held)
 
-    def to(self, device: torch.device) -> ActionMasks:
-        """Return a copy of the masks on ``device``."""
-        return self._each(lambda tensor: tensor.to(device))
-
-    def of_envs(self, envs: slice) -> ActionMasks:
-        """Return the masks of the environments ``envs`` alone."""
-        return self._each(lambda tensor: tensor[envs])
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> ActionMasks:
+    def each(self, change: Callable[[Tensor], Tensor]) -> ActionMasks:
+        """Return the masks with every tensor ``x`` replaced by ``change(x)``."""
         names = ("slot_by_op", "blueprint", "alpha_is_zero", "stages")
         changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
         return replace(self, **changed)

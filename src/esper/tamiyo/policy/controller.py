@@ -1,6 +1,7 @@
 """Controller that takes the argmax actions of a trained policy."""
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class PolicyController:
         seen = self._observer.observe(facts, table, self._space)
         self.observations.append(seen)
         if self._shown:
-            # If the shown episode is shorter, its last observation is repeated.
+            # If ``shown`` has fewer observations than the episode has steps, the last one is repeated.
             other = self._shown[min(len(self.observations), len(self._shown)) - 1]
             seen = other._replace(masks=seen.masks)
         decision = decide(self._policy, seen, self._hidden)
@@ -71,20 +72,21 @@ def decide(
     Args:
         policy: Policy network.
         seen: Observation of all environments.
-        hidden: LSTM state before the decision, on any device; that of the decision stays on the policy's.
+        hidden: LSTM state before the decision, on any device; the returned state is on the policy's.
         uniforms: Random numbers ``[env, head]`` for sampling; the decision is argmax without them.
-        at_once: Environments per forward pass, all unless given. The last bits of a decision depend on it.
+        at_once: Environments per forward pass, all unless given; this number can change the last bits of a
+            decision.
 
     Raises:
         EmptyMaskError: A head of an environment has no legal value.
     """
     device = next(policy.parameters()).device
-    sent, memory = seen.to(device), [state.to(device) for state in hidden]
+    sent, memory = seen.each(lambda x: x.to(device)), [state.to(device) for state in hidden]
     uniforms = None if uniforms is None else uniforms.to(device)
     count, parts = len(seen.features), []
     for first in range(0, count, at_once or count):
         envs = slice(first, first + (at_once or count))
-        own = sent.of_envs(envs)
+        own = sent.each(itemgetter(envs))
         with torch.no_grad():
             part = policy.get_action(
                 own.features,

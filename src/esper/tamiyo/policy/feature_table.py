@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.leyline.factored_actions import DEFAULT_GAMMA, NUM_OPS, STYLE_OPERATORS
+from esper.leyline.factored_actions import NUM_OPS, STYLE_OPERATORS
+from esper.leyline.reports import freshness
 from esper.leyline.signals import HISTORY_LENGTH, TrainingSignals
-from esper.leyline.slot_table import NEVER, SlotTable
+from esper.leyline.slot_table import SlotTable
 from esper.leyline.stages import IN_FORWARD, NUM_STAGES, Stage
 from esper.tamiyo.tracker import loss_slope
 
@@ -135,11 +136,6 @@ def _alpha_velocity(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
     return (t.alpha_target - t.alpha) * x.ramping / np.maximum(x.ramp_left, 1)
 
 
-def _freshness(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
-    since = t.epochs_since_measured
-    return (since != NEVER) * DEFAULT_GAMMA**since
-
-
 def _downstream(s: TrainingSignals, t: SlotTable, x: Shared) -> Array:
     return np.add.reduce(x.weights, axis=1, keepdims=True) - x.weights_so_far
 
@@ -165,7 +161,7 @@ SLOT_FEATURES: Final = (
     Feature("strongest_boost", lambda s, t, x: t.strongest_boost, 0.2, 0.0, 1.0),
     Feature("upstream_alpha", lambda s, t, x: x.weights_so_far - x.weights, 1 / 3, 0.0, 1.0),
     Feature("downstream_alpha", _downstream, 1 / 3, 0.0, 1.0),
-    Feature("freshness", _freshness),
+    Feature("freshness", lambda s, t, x: freshness(t.epochs_since_measured)),
 )
 """Features of one slot; all of them are 0 while the slot is empty."""
 

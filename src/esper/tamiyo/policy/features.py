@@ -15,7 +15,6 @@ from esper.tamiyo.policy.feature_table import BASE_FEATURES, CONTEXT_FEATURES, S
 
 BASE_SIZE: Final = sum(len(feature.columns) for feature in BASE_FEATURES)
 SLOT_SIZE: Final = sum(len(feature.columns) for feature in SLOT_FEATURES)
-CONTEXT_SIZE: Final = sum(len(feature.columns) for feature in CONTEXT_FEATURES)
 
 
 @cache
@@ -35,7 +34,7 @@ def _layout(num_slots: int, context: bool) -> tuple[tuple[str, ...], Array]:
 
 def get_feature_size(slot_config: SlotConfig, context: bool = False) -> int:
     """Return the number of features of an observation."""
-    return BASE_SIZE + SLOT_SIZE * slot_config.num_slots + CONTEXT_SIZE * context
+    return len(feature_names(slot_config.num_slots, context))
 
 
 def feature_names(num_slots: int, context: bool = False) -> tuple[str, ...]:

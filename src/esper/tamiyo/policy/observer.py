@@ -6,9 +6,9 @@ capacity, the remaining slots of the observation are empty and have no legal op.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from esper.leyline import ActionSpace, EpochFacts, EsperError, SlotConfig, SlotTable
@@ -39,12 +39,9 @@ class Observation(NamedTuple):
     """Index of the blueprint in every slot ``[env, slot]``, -1 for empty slots."""
     masks: ActionMasks
 
-    def to(self, device: torch.device) -> Observation:
-        return Observation(self.features.to(device), self.blueprint_indices.to(device), self.masks.to(device))
-
-    def of_envs(self, envs: slice) -> Observation:
-        """Return the observation of the environments ``envs`` alone."""
-        return Observation(self.features[envs], self.blueprint_indices[envs], self.masks.of_envs(envs))
+    def each(self, change: Callable[[Tensor], Tensor]) -> Observation:
+        """Return the observation with every tensor ``x`` replaced by ``change(x)``."""
+        return Observation(change(self.features), change(self.blueprint_indices), self.masks.each(change))
 
 
 class Observer:

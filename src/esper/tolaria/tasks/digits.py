@@ -12,8 +12,8 @@ from esper.leyline.rules import LifecycleRules
 from esper.tolaria.data import Splits, digest_of, split_images
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec
 
-VALIDATION = 360
-TEST = 360
+HELD_OUT = 360
+"""Number of validation samples, and of test samples."""
 
 
 @cache
@@ -27,12 +27,7 @@ def _load_arrays() -> tuple[Tensor, Tensor]:
 def load_digits(generator: torch.Generator) -> Splits:
     """Return splits of 1,077 training, 360 validation and 360 test images, drawn by ``generator``."""
     images, labels = _load_arrays()
-    return split_images(images, labels, validation=VALIDATION, test=TEST, generator=generator)
-
-
-def digits_digest() -> str:
-    """Return the SHA-256 of the packaged images and labels of handwritten digits."""
-    return digest_of(*_load_arrays())
+    return split_images(images, labels, validation=HELD_OUT, test=HELD_OUT, generator=generator)
 
 
 DIGITS = TaskSpec(
@@ -41,7 +36,7 @@ DIGITS = TaskSpec(
     input_shape=(1, 8, 8),
     classes=10,
     load=load_digits,
-    digest=digits_digest,
+    digest=lambda: digest_of(*_load_arrays()),
     instances=InstanceDistribution(widths=((4, 8, 8),), kernels=(3,)),
 )
 

@@ -12,19 +12,15 @@ from torch import Generator
 
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Scale, Splits, digest_of
-from esper.tolaria.readers.cifar import read_cifar_binary
-from esper.tolaria.readers.data_folders import find_data
-from esper.tolaria.readers.files import list_folder
-from esper.tolaria.readers.folders import read_split_folders
-from esper.tolaria.readers.idx import read_labelled_idx
-from esper.tolaria.readers.labels import LabelledImages
+from esper.tolaria.readers.binary import CIFAR_CLASSES, read_cifar_binary, read_labelled_idx
+from esper.tolaria.readers.files import LabelledImages, find_data, list_folder
+from esper.tolaria.readers.image_files import read_split_folders
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
 CIFAR_HINT: Final = (
     "put the binary batches (data_batch_1.bin …) there, or class folders of images below train and test"
 )
-CIFAR_CLASSES: Final = 10
 
 Parts = tuple[LabelledImages, LabelledImages]
 """Training and test images of a data set."""
@@ -109,11 +105,7 @@ def _check(part: LabelledImages, shape: tuple[int, int, int], count: int, purpos
 
 
 def _digest(source: Callable[[], Parts]) -> Callable[[], str]:
-    @cache
-    def digest() -> str:
-        return digest_of(*(tensor for part in source() for tensor in part))
-
-    return digest
+    return cache(lambda: digest_of(*(tensor for part in source() for tensor in part)))
 
 
 FASHION14 = TaskSpec(

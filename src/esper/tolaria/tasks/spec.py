@@ -1,10 +1,8 @@
 """Definition of a task: data, distribution of hosts, training settings, objective."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypeVar
 
 import torch
 from torch import nn
@@ -21,8 +19,24 @@ T = TypeVar("T")
 HostKind = Literal["cnn", "gpt", "residual"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
+RULES = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
 LEAN = 1
 """Hidden units of a transformer block's MLP per unit of width; small, so that seeds can improve the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """Instance of a task: host and training settings of one episode."""
+
+    widths: tuple[int, ...]
+    kernel: int
+    learning_rate: float
+    enabled: tuple[bool, ...]
+    """Whether each slot may hold a seed."""
+    rent: float | None = None
+    data_share: float = 1.0
+    trunk: int | None = None
+    budget_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +74,6 @@ class InstanceDistribution:
         rent, data_share, trunk = pick(self.rents), pick(self.data_shares), pick(self.trunks)
         budget_share = pick(self.budget_shares)
         return Instance(widths, kernel, learning_rate, enabled, rent, data_share, trunk, budget_share)
-
-
-@dataclass(frozen=True, slots=True)
-class Instance:
-    """Instance of a task: host and training settings of one episode."""
-
-    widths: tuple[int, ...]
-    kernel: int
-    learning_rate: float
-    enabled: tuple[bool, ...]
-    """Whether each slot may hold a seed."""
-    rent: float | None = None
-    data_share: float = 1.0
-    trunk: int | None = None
-    budget_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +115,7 @@ class TaskSpec:
     budget_factor: int = 20
     """Parameter count at which the parameter feature of an observation is 1, as a multiple of the host's
     parameter count; not a limit of growth."""
-    rules: LifecycleRules = field(
-        default_factory=lambda: LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
-    )
+    rules: LifecycleRules = RULES
 
     build: Callable[[], nn.Module] | None = None
     """Function that builds the host of a user's task; without it a built-in host is used."""
@@ -144,7 +141,7 @@ class TaskSpec:
             return SlotConfig(tuple(site.name for site in self.sites))
         return SlotConfig.of_count(self.num_slots)
 
-    def with_slots(self, count: int) -> TaskSpec:
+    def with_slots(self, count: int) -> Self:
         """Return the task with hosts of ``count`` slots; blocks that are added repeat the last width."""
         if count < 1:
             raise HostError(f"a host needs at least one slot; {count} were asked for")
@@ -156,7 +153,7 @@ class TaskSpec:
         widths = tuple((w + w[-1:] * count)[:count] for w in self.instances.widths)
         return replace(self, instances=replace(self.instances, widths=widths))
 
-    def until(self, share: float) -> TaskSpec:
+    def until(self, share: float) -> Self:
         """Return the task with a ``share`` of its horizon and of its budget; budget per step is unchanged."""
         steps = share * self.horizon
         if self.budget is None or steps != round(steps) or not 0 < share <= 1:
@@ -170,7 +167,7 @@ class TaskSpec:
         """Return the compute budget in FLOPs of an episode with ``instance``; None means unlimited."""
         return None if self.budget is None else round(self.budget * instance.budget_share)
 
-    def with_trunk(self, blocks: int) -> TaskSpec:
+    def with_trunk(self, blocks: int) -> Self:
         """Return the task with ``blocks`` blocks before the first slot, for baselines without growth."""
         return replace(self, instances=replace(self.instances, trunks=(blocks,)))
 
@@ -190,20 +187,16 @@ class TaskSpec:
                 feed_forward=self.feed_forward,
             )
         channels, height, side = self.input_shape
+        image = (channels, height, side)
         if self.host == "residual":
             return ResidualHost(
                 instance.widths[0],
                 blocks=instance.trunk or 1,
                 slots=len(instance.widths),
-                input_shape=(channels, height, side),
+                input_shape=image,
                 classes=self.classes,
             )
-        return CNNHost(
-            instance.widths,
-            kernel=instance.kernel,
-            input_shape=(channels, height, side),
-            classes=self.classes,
-        )
+        return CNNHost(instance.widths, kernel=instance.kernel, input_shape=image, classes=self.classes)
 
     def build_optimiser(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
         """Return the optimiser of the host, to which a parameter group is added for every seed."""

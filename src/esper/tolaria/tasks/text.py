@@ -14,9 +14,7 @@ from torch import Tensor
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
 from esper.tolaria.objective import NEXT_TOKEN
-from esper.tolaria.readers.data_folders import find_data
-from esper.tolaria.readers.files import read_bytes
-from esper.tolaria.readers.text_files import read_text, windows
+from esper.tolaria.readers.files import find_data, read_bytes, read_text
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 VOCABULARY: Final = 256
@@ -54,6 +52,22 @@ def split_text(
         for index in order.split([train, *held_out])
     ]
     return Splits(parts[0], parts[1], GuardedTest(parts[2]))
+
+
+def windows(tokens: Tensor, context: int) -> tuple[Tensor, Tensor]:
+    """Return inputs and next-token targets ``[window, context]`` of a sequence of tokens.
+
+    The windows of ``context`` tokens do not overlap; an incomplete window at the end is dropped.
+    """
+    if context < 1:
+        raise DataError(f"a context of {context} tokens was asked for; ask for at least 1")
+    if tokens.ndim != 1 or len(tokens) < context + 1:
+        raise DataError(
+            f"tokens of shape {list(tokens.shape)} cannot fill one window; {context} of context and one to"
+            " predict are needed in a row: give a longer text or a shorter context"
+        )
+    used = (len(tokens) - 1) // context * context
+    return tokens[:used].reshape(-1, context), tokens[1 : used + 1].reshape(-1, context)
 
 
 @lru_cache(maxsize=4)

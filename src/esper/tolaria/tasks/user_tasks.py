@@ -1,7 +1,5 @@
 """Tasks on a user's own module, and tasks that are named by an import path."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
