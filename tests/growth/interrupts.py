@@ -133,6 +133,10 @@ class Trial:
         growth = self.started(("2", "mlp"))
         return lambda: growth.set_alpha("2", 0.25)
 
+    def _raise_rank(self) -> Callable[[], Any]:
+        growth = self.started(("0", "lora"), ("2", "mlp"))
+        return lambda: growth.raise_rank("0", 12)
+
     def _incubate(self) -> Callable[[], Any]:
         growth = self.started(("2", "mlp"), incubation_epochs=2)
         self.net.train()

@@ -275,6 +275,7 @@ def test_weights_of_two_distributed_processes_stay_bit_equal_while_the_network_g
     first, second = ((tmp_path / rank).read_text() for rank in "01")
     assert first == second
     assert "epoch 1: mlp in 1 was planted (560 parameters)\nepoch 1: lora in 2 was planted" in first
+    assert "epoch 1: lora in 2 was raised from rank 8 to rank 16" in first
 
 
 def test_end_epoch_warns_once_if_torch_compile_reaches_its_recompile_limit() -> None:

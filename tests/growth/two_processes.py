@@ -46,6 +46,8 @@ def work(rank: int, folder: str) -> None:
             said += growth.end_epoch(lambda: torch.rand(3).tolist())
         if step == 10:
             said.append(growth.germinate("2", "lora", alpha=0.5))
+        if step == 12:
+            said.append(growth.raise_rank("2", 16))
         if step == 15:
             said += growth.end_epoch(lambda: torch.rand(3).tolist())
     # If the processes did not synchronise their networks, the two digests would differ.

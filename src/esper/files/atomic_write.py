@@ -9,7 +9,7 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from esper.leyline import EsperError
@@ -46,6 +46,42 @@ def write_durably(path: Path, content: bytes | bytearray) -> None:
                 partial.unlink()
             raise
         flush_to_disk(path.parent)
+
+
+def write_folder_durably(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write a folder of files with the given names: a reader sees the old folder, none, or the new one, and
+    never files of both.
+
+    Missing parent folders are created. An older folder is replaced only if all its files have names in
+    ``contents``.
+
+    Raises:
+        SaveError: The operating system refused the write, or the older folder holds other files.
+    """
+    folder = folder.absolute()
+    new, old = partial_of(folder), partial_of(folder)
+    with save_errors(folder):
+        make_folder(folder.parent)
+        others = sorted({path.name for path in folder.iterdir()} - set(contents)) if folder.exists() else []
+        if others:
+            raise SaveError(f"'{folder}' also holds {others[0]} and is not replaced; choose another folder")
+        try:
+            new.mkdir()
+            for name, content in contents.items():
+                (new / name).write_bytes(content)
+            if folder.exists():
+                os.replace(folder, old)
+            name_folder(new, folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                if old.exists() and not folder.exists():
+                    os.replace(old, folder)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                remove(new)
+                if folder.exists():
+                    remove(old)
 
 
 @contextlib.contextmanager

@@ -21,10 +21,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from esper.growth.adapters import AdapterGrowth
 from esper.growth.argument_checks import check_calibration, check_settings
 from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.manual_growth import ManualGrowth, all_or_nothing
+from esper.growth.manual_growth import all_or_nothing
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.actuator import Outcome, advance, apply_action, tick
 from esper.kasmina.compute import forward_flops
@@ -50,11 +51,10 @@ UNLIMITED: Final = 1_000_000
 measurement that was never made."""
 MEASURED_SEEDS: Final = 4
 """Largest number of seeds measured per epoch, each by one call of ``evaluate``; permanent seeds are measured
-only on request.
-"""
+only on request."""
 
 
-class Growth(ManualGrowth):
+class Growth(AdapterGrowth):
     """Slots in a user's network, the seeds in the slots, and the controller that plants and prunes seeds.
 
     Until a seed is planted, the outputs of the network are bit-equal to those without slots.

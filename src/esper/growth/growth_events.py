@@ -21,7 +21,16 @@ from esper.kasmina.slot import COPIES, SeedSlot
 from esper.leyline import GrowthWarning, Stage, StageMove
 
 EventKind = Literal[
-    "measured", "raced", "germinated", "alpha", "fossilized", "pruned", "refused", "rolled_back", "warning"
+    "measured",
+    "raced",
+    "germinated",
+    "alpha",
+    "rank",
+    "fossilized",
+    "pruned",
+    "refused",
+    "rolled_back",
+    "warning",
 ]
 _REPORTED: Final[Mapping[Stage, tuple[EventKind, str]]] = {
     Stage.GERMINATED: ("germinated", "was planted"),

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.graft import Graft
+from esper.kasmina.low_rank import extend, extensions_beyond, rank_of
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.slot import RESERVED, SeedSlot, attach, slots_of
 from esper.leyline.errors import HostError
@@ -112,6 +113,15 @@ class FollowedCopies:
         for module in self.modules:
             self._slot_in(module, slot).remove()
         self._keep_padded()
+
+    def rank_raised(self, slot: int, graft: Graft) -> None:
+        """Raise the rank of the seed in ``slot`` of every copy, with the new weights of the network."""
+        for own in self.grafts(slot):
+            extend(own, extensions_beyond(graft.seed, rank_of(own.seed)))
+
+    def grafts(self, slot: int) -> list[Graft]:
+        """Return the graft in ``slot`` of every copy."""
+        return [self._slot_in(module, slot).held for module in self.modules]
 
     def sync(self) -> None:
         """Make every seed of a copy active or inactive in the forward pass, like the network's seed in the
@@ -232,6 +242,18 @@ class ProcessGroup:
         for parameter in graft.parameters():
             if handle := self._hooked.pop(parameter, None):
                 handle.remove()
+
+    def rank_raised(self, slot: int, graft: Graft) -> None:
+        """Copy the weights of the seed, of which the new ones are random, from process 0."""
+        if not self.is_active:
+            return
+        if any(parameter not in self._hooked for parameter in graft.parameters()):
+            raise HostError(
+                f"the seed in slot {graft.site.name} is older than its DistributedDataParallel, which keeps"
+                " buffers of the present rank; raise the rank first, then wrap the network"
+            )
+        for tensor in graft.tensors():
+            dist.broadcast(tensor.detach(), src=0)
 
     def _queue(self, _parameter: Tensor) -> None:
         if not self._queued:

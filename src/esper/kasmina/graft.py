@@ -334,13 +334,20 @@ class BlockGraft(Graft):
         return [*self.seed.parameters(), *self.seed.buffers()]
 
 
-def description_of(blueprint: str, style: int) -> Tensor:
-    """Encode blueprint and style as a tensor of bytes, because file formats for weights store tensors
-    only."""
-    return torch.tensor(list(json.dumps([blueprint, BLEND_IDS[style]]).encode()), dtype=torch.uint8)
+def description_of(blueprint: str, style: int, rank: int | None = None) -> Tensor:
+    """Encode blueprint, style and raised rank as a tensor of bytes, because file formats for weights store
+    tensors only; ``rank`` is None for a seed as its blueprint builds it."""
+    values = [blueprint, BLEND_IDS[style], *([] if rank is None else [rank])]
+    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
 
 
 def described(description: Tensor) -> tuple[str, int]:
     """Return the blueprint and the style index that a byte tensor of ``description_of`` encodes."""
-    blueprint, style = json.loads(bytes(description.tolist()))
+    blueprint, style, *_ = json.loads(bytes(description.tolist()))
     return blueprint, BLEND_IDS.index(style)
+
+
+def described_rank(description: Tensor) -> int | None:
+    """Return the raised rank that a byte tensor of ``description_of`` encodes, or None."""
+    _, _, *rank = json.loads(bytes(description.tolist()))
+    return rank[0] if rank else None

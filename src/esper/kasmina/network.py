@@ -54,6 +54,9 @@ class Follower(Protocol):
     def seed_removed(self, slot: int, graft: Graft) -> None:
         """Update the copy or wrapper of the network after a seed was removed from the network."""
 
+    def rank_raised(self, slot: int, graft: Graft) -> None:
+        """Update the copy or wrapper of the network after the rank of a seed was raised."""
+
 
 class MorphogeneticModel(nn.Module):
     """Network with slots; before a seed is planted its outputs equal those of the host, bit for bit.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final, Literal
 
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -118,6 +118,27 @@ class OptimizerGroups:
             if source is not None and source is target and theirs in source.state and id(ours) not in fresh:
                 source.state[ours] = clone_tree(source.state[theirs])
 
+    def extend_moments(self, parameter: nn.Parameter, before: Size) -> None:
+        """Extend the optimiser state of a parameter by zeros, after the parameter has grown from the shape
+        ``before``.
+
+        Raises:
+            HostError: An optimiser keeps a tensor of which it is unknown how it grows with the parameter.
+        """
+        for optimiser in self.optimisers:
+            kept = optimiser.state.get(parameter, {})
+            for name, value in kept.items():
+                if not _grows_with(value, before):
+                    raise HostError(
+                        f"{type(optimiser).__name__} keeps '{name}' of shape {tuple(value.shape)} for a"
+                        f" parameter of shape {tuple(before)}, and it is unknown how this state grows with"
+                        " the parameter; use an optimiser such as AdamW or SGD"
+                    )
+            if kept:
+                optimiser.state[parameter] = {
+                    name: _extended(value, before, parameter.shape) for name, value in kept.items()
+                }
+
     def state(self) -> dict[str, Any]:
         """Return the state dicts of the optimisers, and the order in which the seeds with separate groups
         were added."""
@@ -187,6 +208,26 @@ class OptimizerGroups:
                 " optimizer=[muon, adamw], or choose a blueprint without biases (lora)"
             )
         return owner
+
+
+def _grows_with(value: Any, before: Size) -> bool:
+    """Return whether a value in the state of a parameter of shape ``before`` has this shape, except for axes
+    of length 1, or is no array."""
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return True
+    if value.ndim != len(before):
+        return False
+    return all(own in {1, old} for own, old in zip(value.shape, before, strict=True))
+
+
+def _extended(value: Any, before: Size, after: Size) -> Any:
+    """Return a value in the state of a parameter, extended by zeros as the parameter was."""
+    if not isinstance(value, Tensor) or value.numel() == 1:
+        return value
+    sizes = zip(value.shape, before, after, strict=True)
+    extended = value.new_zeros([new if own == old else own for own, old, new in sizes])
+    extended[tuple(map(slice, value.shape))] = value
+    return extended
 
 
 def host_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -23,7 +23,8 @@ from torch.utils.hooks import RemovableHandle
 from esper.kasmina.birth import check_birth, check_fits, refusals
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
 from esper.kasmina.edits import BlockContainer
-from esper.kasmina.graft import BlockGraft, Graft, Participation, SideGraft, described
+from esper.kasmina.graft import BlockGraft, Graft, Participation, SideGraft, described, described_rank
+from esper.kasmina.low_rank import extend, new_extensions
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
@@ -226,9 +227,12 @@ class SeedSlot(nn.Module):
         is unchanged. A side module gets device and dtype of ``like``.
         """
         blueprint, style = described(description)
-        spec = blueprint_named(blueprint, self.site.topology)
+        spec, rank = blueprint_named(blueprint, self.site.topology), described_rank(description)
         with TorchStream(0):
-            return self._built(spec, style, like)
+            graft = self._built(spec, style, like)
+            if rank is not None:
+                extend(graft, new_extensions(graft.seed, rank))
+        return graft
 
     def _built(
         self, spec: BlueprintSpec, style: int, like: Tensor | None, block: nn.Module | None = None
