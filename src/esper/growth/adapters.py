@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.manual_growth import ManualGrowth, all_or_nothing
+from esper.growth.manual_growth import ManualGrowth
 from esper.kasmina import low_rank, peft_adapter
 from esper.kasmina.compute import forward_flops
 from esper.kasmina.optimizer_groups import host_parameters
 from esper.kasmina.slot import notice_hooks
+from esper.kasmina.transaction import all_or_nothing
 from esper.leyline.errors import BlueprintError, EsperError, GrowthWarning, SlotError
 
 

@@ -25,7 +25,6 @@ from esper.growth.adapters import AdapterGrowth
 from esper.growth.argument_checks import check_calibration, check_settings
 from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.manual_growth import all_or_nothing
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.actuator import Outcome, advance, apply_action, tick
 from esper.kasmina.compute import forward_flops
@@ -33,7 +32,7 @@ from esper.kasmina.contributions import Contributions, Evaluate, MetricScorer, m
 from esper.kasmina.dry_run import batch_norms
 from esper.kasmina.governor import Governor
 from esper.kasmina.recovery import Recovery, UserTraining
-from esper.kasmina.transaction import Transaction
+from esper.kasmina.transaction import Transaction, all_or_nothing
 from esper.leyline.errors import BlueprintError, EsperError, HostError
 from esper.leyline.factored_actions import OP_NAMES, OP_WAIT, BoolArray, Head, canonicalise, check_actions
 from esper.leyline.rows import StageMove

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -26,35 +25,13 @@ from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import call_order, check_modes, find_sites
 from esper.kasmina.slot import notice_hooks
-from esper.kasmina.transaction import Transaction, uninterrupted
+from esper.kasmina.transaction import NO_CHANGE, Transaction, all_or_nothing, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, AlphaCurve
 from esper.leyline.reports import SeedStateReport, report_slots
 from esper.leyline.rows import StageMove
 from esper.leyline.rules import LifecycleRules
 from esper.leyline.stages import Stage
-
-NO_CHANGE: Final = Transaction()
-"""Transaction that records nothing: the value of ``_change`` while no public method runs."""
-G = TypeVar("G", bound="ManualGrowth")
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def all_or_nothing(method: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
-    """Undo everything that a method has changed if the method fails, also by Ctrl-C."""
-
-    @wraps(method)
-    def undone_on_error(growth: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if growth._change is not NO_CHANGE:  # The transaction of the calling method includes this call.
-            return method(growth, *args, **kwargs)
-        with growth._transaction() as change:
-            growth._change = change
-            result = method(growth, *args, **kwargs)
-            growth._change = NO_CHANGE
-            return result
-
-    return undone_on_error
 
 
 class ManualGrowth:
