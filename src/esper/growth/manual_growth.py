@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from esper.growth.batch_training import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
-from esper.karn.slot_reports import slot_report_table
 from esper.kasmina import lifecycle, network_file, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
@@ -372,6 +371,8 @@ class ManualGrowth:
 
     def report(self) -> str:
         """Return a text table of all slots: stage, blueprint, age, parameters, alpha, contribution."""
+        from esper.karn.slot_reports import slot_report_table  # noqa: PLC0415  needed for texts only
+
         return slot_report_table(self.reports())
 
     def reports(self) -> list[SeedStateReport]:
