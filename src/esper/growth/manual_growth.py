@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from esper.growth.argument_checks import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
-from esper.karn.slot_reports import slot_report_table
 from esper.kasmina import lifecycle, network_file, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
@@ -373,6 +372,8 @@ class ManualGrowth:
     def summary(self) -> str:
         """Return a text with parameters and seconds, and a table of all slots: stage, blueprint, age,
         parameters, alpha, contribution with its error, Shapley value."""
+        from esper.karn.slot_reports import slot_report_table  # noqa: PLC0415  needed for texts only
+
         seconds = [f"{purpose} {spent:.3g} s" for purpose, spent in self.ledger.seconds.items()]
         first = "; ".join([f"epoch {self.epoch}: {self._size()}", *seconds])
         return f"{first}\n{slot_report_table(self.reports())}"
