@@ -42,7 +42,6 @@ from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.tamiyo.controller_log import ControllerLog
 from esper.tamiyo.controller_registry import controller_from
-from esper.tamiyo.controllers import PeriodicController
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
@@ -239,7 +238,8 @@ class Growth(AdapterGrowth):
 
     @all_or_nothing
     def end_trials(self, evaluate: Evaluate) -> list[GrowthEvent]:
-        """Remove the seeds on trial that a plan would not make permanent; ``finish`` would keep them.
+        """Remove the seeds on trial that the controller would not make permanent, according to its method
+        ``unworthy``, which a plan has; ``finish`` would keep them.
 
         The seed with the smallest contribution is removed first, and the others are measured again.
 
@@ -251,10 +251,8 @@ class Growth(AdapterGrowth):
         """
         self._evaluate, table = evaluate, self.network.table
         events: list[GrowthEvent] = []
-        while isinstance(self.controller, PeriodicController):
-            unworthy = self.controller.unworthy(table)[0]
-            if not unworthy.any():
-                break
+        unworthy_seeds = getattr(self.controller, "unworthy", None)  # A method that controllers may have.
+        while unworthy_seeds is not None and (unworthy := unworthy_seeds(table)[0]).any():
             worst = np.where(unworthy, np.nan_to_num(table.contribution[0]), math.inf).argmin()
             events.append(self.prune(self.slots[int(worst)]))
             if self._calibrate is not None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from esper.growth.argument_checks import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
-from esper.kasmina import lifecycle, network_file, plain
+from esper.kasmina import lifecycle, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
@@ -334,6 +334,8 @@ class ManualGrowth:
             SaveError: The file could not be written; an older file at ``path`` is unchanged.
         """
         self._check_unfinished("save")
+        from esper.kasmina import network_file  # noqa: PLC0415  needed for files only
+
         network_file.save(network_file.network_state(self.network), Path(path))
 
     # --- helpers --------------------------------------------------------------------------------------
