@@ -133,7 +133,7 @@ def claim(count: int) -> Iterator[int]:
     """Yield the numbers of the parts that this process has to run, out of ``count`` parts of the work.
 
     Parts are assigned dynamically, since episodes differ in cost: a process that has finished a part takes
-    the next part. Each of these functions must return the same in every process.
+    the next part. A part must have the same result, whichever process runs it.
     """
     if _store is None:
         yield from range(count)
