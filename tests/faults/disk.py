@@ -38,7 +38,7 @@ class Disk:
 
     def __init__(self, before: Callable[[], None]) -> None:
         self.changes = 0
-        """Number of changes so far, including the change that is about to be made."""
+        """Number of file changes so far, including the change that is about to be made."""
         self.fault: Fault | None = None
         """Simulated fault; a full disk makes all changes that need space fail, "no permission" only one."""
         self._before = before

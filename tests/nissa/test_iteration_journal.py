@@ -42,7 +42,7 @@ def out(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def killed(out: Path) -> Iterator[IterationJournal]:
-    """Yield a journal for iteration 2 of a run whose writer was closed after iteration 1."""
+    """Yield the journal of the unfinished iteration 2 of a run that was closed after iteration 1."""
     with RunWriter(out) as writer:
         write_iteration(writer, 1)
     second = IterationJournal(out, "standard")

@@ -208,7 +208,7 @@ def grown_model(
         seeds: Blueprint of the seed in each slot.
         host: Host of the network; by default that of the task ``digits_impaired``.
         styles: Blend styles, assigned to the seeds in turn.
-        stage: Stage of all seeds; blended seeds have full alpha.
+        stage: Stage of all seeds; seeds that take part in the forward pass are at alpha 1.
         rules: Lifecycle rules of the network.
         rng_seed: Rng seed of the initial weights.
     """

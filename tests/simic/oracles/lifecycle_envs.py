@@ -147,7 +147,7 @@ class LifecycleOracle(Oracle):
         return RewardInputs(self._facts, self.table, self._everywhere(HOST_SCORE), GUESS_LOSS, RENT)
 
     def train(self) -> None:
-        """Update the hidden state of the oracle for one epoch, before the contributions are measured."""
+        """Update the state of the simulated environment for one epoch, before contributions are measured."""
 
     @abstractmethod
     def gains(self) -> NDArray[np.float64]:

@@ -157,7 +157,7 @@ def reported_section(run: Run, key: str) -> Markup:
 
 def chosen_episodes(run: Run) -> list[tuple[str, EpisodeKey]]:
     """Return the episodes whose slots a report shows, each with a heading. A run without policy
-    training has one episode, with an empty heading.
+    training has one episode, whose heading in the report is empty.
     """
     if not run.is_training:
         key = episode_selection.default_episode(run)

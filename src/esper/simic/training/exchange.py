@@ -90,7 +90,9 @@ def _refusal(
     """Return the error message about missing ranks or different settings; empty if all ranks agree."""
     if missing := [str(rank) for rank in range(1, world_size) if rank not in received]:
         return f"rank {', '.join(missing)} of {world_size} did not come within {seconds:g} s; start all again"
-    ours = json.loads(json.dumps(common))  # JSON turns tuples into lists; received settings were JSON, too.
+    ours = json.loads(
+        json.dumps(common)
+    )  # JSON turns tuples into lists, so both settings are compared as JSON.
     problems = []
     for rank, settings in sorted(received.items()):
         host, theirs = json.loads(settings)
@@ -131,7 +133,7 @@ def claim(count: int) -> Iterator[int]:
     """Yield the numbers of the parts that this process has to run, out of ``count`` parts of the work.
 
     Parts are assigned dynamically, since episodes differ in cost: a process that has finished a part takes
-    the next part. Each part must have the same result in every process.
+    the next part. A part must have the same result, whichever process runs it.
     """
     if _store is None:
         yield from range(count)
