@@ -11,7 +11,7 @@ from benchmarks.timing import cpu_times, ratio
 from esper.kasmina.configurations import outputs_by_prefix
 from esper.kasmina.contributions import measure, score_samples
 from esper.leyline import TRANSFORMER_BLUEPRINTS, BlueprintAction
-from esper.tolaria.objective import NEXT_TOKEN
+from esper.tolaria.tasks.spec import NEXT_TOKEN
 from esper.tolaria.tasks.text import PYCODE
 from tests.tolaria.building import every_choice, grown_model
 

@@ -13,7 +13,7 @@ from benchmarks.bench_step import CLIP, sgd, step_by_hand
 from benchmarks.timing import cpu_times, ratio
 from esper.leyline import BlueprintAction, Stage
 from esper.tolaria.minibatch import Learner
-from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.tasks.spec import CLASSIFICATION
 from tests.tolaria.building import cnn, digits, grown_model
 
 

@@ -9,7 +9,7 @@ from benchmarks.timing import figure
 from esper.kasmina.recorder import Recorder
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training import policy_env
-from esper.tamiyo.policy.observer import Observer
+from esper.tamiyo.policy.features import Observer
 from esper.tolaria import host_training as engine
 
 LIMIT = 0.15

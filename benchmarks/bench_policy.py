@@ -10,11 +10,11 @@ from benchmarks.timing import cpu_times, figure
 from esper.leyline import NUM_HEADS, SlotTable, TrainingSignals
 from esper.leyline.stages import LIVE_STAGES
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.oracles.trial import SMALL, new_policy
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import facts_of, random_table, space_of
+from tests.simic.oracles.trial import SMALL, new_policy
 from tests.tamiyo.policy.observations import FLAGS, MEASUREMENTS
 
 SPACE = space_of(SMALL.num_slots)

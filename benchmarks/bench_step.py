@@ -13,7 +13,7 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.slot import detach
 from esper.leyline import BlueprintAction, Stage
 from esper.tolaria.minibatch import Learner
-from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.tasks.spec import CLASSIFICATION
 from tests.tolaria.building import cnn, digits, grown_model, set_stage
 
 ALPHA = 0.7

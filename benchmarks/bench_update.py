@@ -10,8 +10,8 @@ from benchmarks.timing import GEMM_FLOPS, cpu_times, figure, gemm, gflops
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import PPOConfig
-from esper.simic.oracles.trial import SMALL, new_policy
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
+from tests.simic.oracles.trial import SMALL, new_policy
 from tests.tamiyo.policy.small_policies import play
 
 NUM_ENVS, NUM_STEPS = 16, 150

@@ -13,12 +13,12 @@ import pytest
 from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
 from esper.simic.config import TrainingConfig
-from esper.simic.oracles.trial import new_policy
 from esper.simic.training import policy_env
 from esper.simic.training.rollout import ActionStreams, collect
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
 from esper.tolaria.tasks import task_named
+from tests.simic.oracles.trial import new_policy
 
 NUM_ENVS = 16
 

@@ -8,13 +8,20 @@ limit.
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from functools import cache
+from io import StringIO
+from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 import torch
+from rich.console import Console
+from rich.table import Table
 
 ITERATIONS = 10
 GEMM_SIZE = 1024
@@ -75,6 +82,24 @@ def figure(
     FIGURES.append(Figure(title, value, unit, limit, holds, note, os.getloadavg()[0]))
     print(f"\n{FIGURES[-1]}")
     assert holds is not False, FIGURES[-1]
+
+
+def run(files: Sequence[Path], *, as_json: bool) -> bool:
+    """Run benchmark files by pytest, print their results as a table or JSON; return whether all passed."""
+    selected = ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
+    plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={Path(__file__).parents[1]}"]
+    shown = ["--capture=no", "--no-header", "--tb=line", "--quiet"]
+    with redirect_stdout(StringIO()) if as_json else nullcontext():
+        failed = bool(pytest.main([*map(str, files), *shown, *selected, *plain]))
+    if as_json:
+        print(json.dumps([result._asdict() for result in FIGURES], indent=1))
+        return not failed
+    table = Table("figure", "value", "", "limit", "")
+    for result in FIGURES:
+        held = {True: "holds", False: "NOT HELD", None: ""}[result.holds]
+        table.add_row(result.title, f"{result.value:.3g}", result.unit, result.limit or "", held)
+    Console().print(table)
+    return not failed
 
 
 def cpu_times(

@@ -44,7 +44,15 @@ def main() -> None:
     net = Net()
     train(net, train_loader, epochs=40)
 
-    report = esper.diagnose(net, train_loader, val_loader, loss=F.cross_entropy, slots=["layer1", "layer2"])
+    # Candidates that are larger than the network itself are tried because they are named.
+    report = esper.diagnose(
+        net,
+        train_loader,
+        val_loader,
+        loss=F.cross_entropy,
+        slots=["layer1", "layer2"],
+        blueprints=["conv_light", "conv_heavy"],
+    )
     print(report)
     if report.verdict == "grow":
         report.plant(net)  # create the optimiser after this call

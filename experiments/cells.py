@@ -11,7 +11,7 @@ from esper.run.arm import run_one_episode
 from esper.run.run_config import RunConfig, run_config
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 # When torch is imported, OpenMP and MKL read these numbers of threads; subprocesses inherit the variables.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -17,6 +18,9 @@ settings.register_profile("ci", derandomize=True, deadline=None)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Set the number of torch threads and the hypothesis profile of each process, xdist workers included."""
     torch.set_num_threads(1)
+    # A shell starts background jobs with Ctrl-C ignored, and the tests of Ctrl-C would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # The option `--hypothesis-profile` of pytest overrides the profile "ci", which always uses the same
     # examples.
     if not session.config.getoption("--hypothesis-profile"):

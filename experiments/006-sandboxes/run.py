@@ -23,10 +23,12 @@ import torch
 from torch import Tensor
 
 from esper.leyline import HEAD_NAMES
-from esper.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
-from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing
-from esper.simic.oracles.trial import SMALL, OracleClass, train_on
 from esper.tamiyo.networks.factored_lstm import PolicyShape
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
+from tests.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing
+from tests.simic.oracles.trial import SMALL, OracleClass, train_on
 
 HERE = Path(__file__).parent
 RNG_SEEDS = range(3)

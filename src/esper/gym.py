@@ -44,8 +44,7 @@ from esper.simic.config import TrainingConfig
 from esper.simic.training.policy_env import GrowthEnv
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.feature_table import BOUND
-from esper.tamiyo.policy.features import get_feature_size
-from esper.tamiyo.policy.observer import Observation
+from esper.tamiyo.policy.features import Observation, get_feature_size
 from esper.tolaria.tasks import TaskSpec, register_task
 from esper.tolaria.tasks.user_tasks import checked_task
 

@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
+from esper.kasmina.block_notes import note_blocks
 from esper.leyline.errors import EsperError
 
 EVALUATED_BATCHES: Final = 32
@@ -96,6 +97,7 @@ class GrowthTrainerCallback(TrainerCallback, ExportableState):
     def on_init_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Attach empty slots to the model before the Trainer loads a checkpoint, which may have seeds."""
         self._growth = Growth(known["model"], sample=self._sample, **self._settings)
+        note_blocks(self._growth.net)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Bind the optimiser to ``Growth``; in a resumed training, restore the saved slots, seeds and

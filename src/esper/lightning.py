@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
+from esper.kasmina.block_notes import note_blocks
 from esper.leyline.errors import EsperError
 
 VALIDATED_BATCHES: Final = 32
@@ -89,6 +90,7 @@ class GrowthCallback(Callback):
         if stage == "fit" and self._growth is None:
             net = pl_module if self._attribute is None else getattr(pl_module, self._attribute)
             self._growth = Growth(net, sample=self._sample, **self._settings)
+            note_blocks(self._growth.net)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bind the optimisers to ``Growth`` and restore its saved state; Lightning loads the optimiser states

@@ -85,7 +85,7 @@ HF_CASES: dict[str, Case] = {
         lambda: {"pixel_values": torch.randn(4, 1, 16, 16), "labels": torch.randint(3, (4,))},
         (
             ("resnet.embedder", "norm"),
-            ("resnet.encoder.stages.0", "stack"),
+            ("resnet.encoder.stages.0", "bottleneck"),
             ("resnet.encoder.stages.1", "conv_light"),
             ("resnet.encoder", "conv_small"),
         ),

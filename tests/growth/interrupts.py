@@ -183,7 +183,7 @@ class Trial:
 
     def _diagnose(self) -> Callable[[], Any]:
         loss = nn.functional.cross_entropy
-        known = {"optimizer": self.optimizer, "slots": "2", "blueprints": "norm", "budget": 2e6}
+        known = {"optimizer": self.optimizer, "slots": "2", "blueprints": "norm", "steps": 100}
         return lambda: esper.diagnose(self.net, BATCHES, BATCHES, loss=loss, **known)
 
     def _grow(self, **known: Any) -> Callable[[], Any]:

@@ -47,7 +47,8 @@ def trainer(folder, callbacks, **settings) -> Trainer:
 
 
 def callback(**settings) -> GrowthTrainerCallback:
-    return GrowthTrainerCallback(sample=SAMPLE, slots=["transformer.h.*"], controller=PLAN, **settings)
+    known = {"sample": SAMPLE, "slots": ["transformer.h.*"], "controller": PLAN}
+    return GrowthTrainerCallback(**known | settings)
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +88,45 @@ def test_transformers_training_resumed_between_two_plantings_ends_with_bit_equal
     assert warned[0].filename == __file__
     assert isinstance(plain, GPT2LMHeadModel)
     assert torch.equal(plain(input_ids=tokens).logits, wanted)
+
+
+BLOCKS = "stack@transformer.h.1:1,stack@transformer.h.0:2"
+
+
+def test_trainer_resumed_with_inserted_blocks_ends_bit_equal_and_checkpoints_are_larger_models(tmp_path):
+    growing = callback(controller=BLOCKS)
+    ours = trainer(tmp_path, [growing])
+    ours.train()
+    model, tokens = ours.model, Tokens(4).rows
+    assert model.config.n_layer == 4
+    for step in (4, 8):
+        again = trainer(tmp_path / "again", [callback(controller=BLOCKS)])
+        again.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}"))
+        assert again.model.state_dict().keys() == model.state_dict().keys()
+        assert all(torch.equal(v, model.state_dict()[name]) for name, v in again.model.state_dict().items())
+
+    read = GPT2LMHeadModel.from_pretrained(tmp_path / "checkpoint-12").eval()
+    plain = growing.finish().eval()
+    assert torch.equal(read(input_ids=tokens).logits, plain(input_ids=tokens).logits)
+    assert plain.state_dict().keys() == read.state_dict().keys()
+
+
+def test_load_best_model_at_end_removes_a_block_that_the_best_checkpoint_does_not_have(tmp_path):
+    ours = trainer(
+        tmp_path,
+        [growing := callback(controller=BLOCKS)],
+        load_best_model_at_end=True,
+        learning_rate=5e-2,
+        metric_for_best_model="eval_loss",
+    )
+    ours.train()
+    best = load_file(f"{ours.state.best_model_checkpoint}/model.safetensors")
+    model = growing.finish()
+
+    assert ours.state.best_model_checkpoint.endswith("checkpoint-4")
+    assert len(model.transformer.h) == model.config.n_layer == 3
+    assert set(best) - set(model.state_dict()) == {"esper_blocks"}
+    assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items() if name in best)
 
 
 def test_load_best_model_at_end_restores_weights_and_seeds_of_the_best_checkpoint(tmp_path):

@@ -40,6 +40,24 @@ class Classifier(LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4)]
 
 
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + nn.functional.gelu(self.layer(x))
+
+
+class Blocks(Classifier):
+    """Network of two blocks, unless another number is given."""
+
+    def __init__(self, count: int = 2) -> None:
+        super().__init__()
+        blocks = nn.Sequential(*(Block() for _ in range(count)))
+        self.net = nn.Sequential(nn.Linear(4, 8), blocks, nn.Linear(8, 2))
+
+
 class Silent(Classifier):
     def validation_step(self, batch, _index):
         return None
@@ -81,6 +99,26 @@ def test_resumed_lightning_training_ends_with_bit_equal_weights_and_the_same_see
     assert all(torch.equal(v, module.state_dict()[name]) for name, v in twin.state_dict().items())
     # Merging the LoRA seed into a weight changes the output by rounding errors.
     torch.testing.assert_close(other.finish()(x), wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attribute", [None, "net"])
+def test_lightning_training_resumed_between_two_inserted_blocks_ends_with_bit_equal_weights(
+    tmp_path, attribute
+):
+    prefix = "" if attribute else "net."
+    plan = f"stack@{prefix}1.1:1,stack@{prefix}1.0:3"
+    blocks = {"slots": [f"{prefix}1.0", f"{prefix}1.1"], "controller": plan, "net": attribute}
+    ours = trainer(tmp_path, callback(**blocks))
+    module = Blocks()
+    ours.fit(module, loader(32), loader(16))
+    assert len(module.net[1]) == 4
+
+    twin, other = Blocks(), callback(**blocks)
+    trainer(tmp_path, other).fit(twin, loader(32), loader(16), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert twin.state_dict().keys() == module.state_dict().keys()
+    assert all(torch.equal(v, module.state_dict()[name]) for name, v in twin.state_dict().items())
+    other.finish()
+    Blocks(4).load_state_dict(twin.state_dict())
 
 
 class WithoutLoss(Classifier):

@@ -194,6 +194,8 @@ def test_an_unexpected_error_writes_its_traceback_to_a_file(
     [
         # Commands that write no files print this message after Ctrl-C.
         (KeyboardInterrupt(), INTERRUPTED, "esper: interrupted before the command was done\n"),
+        # DuckDB raises this error after Ctrl-C during a query.
+        (RuntimeError("Query interrupted"), INTERRUPTED, "esper: interrupted before the command was done\n"),
         (SystemExit(3), 3, ""),
     ],
 )

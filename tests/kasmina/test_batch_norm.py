@@ -10,7 +10,7 @@ from esper import MorphogeneticModel
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, recalibrate
 from esper.leyline import BlueprintAction, Stage, Style
 from esper.leyline.errors import EsperError
-from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.tasks.spec import CLASSIFICATION
 from tests.contracts.hosts import CLASSES, INPUT_SHAPE, BatchHost
 from tests.tolaria.building import bits, measured_on, set_stage, stir
 

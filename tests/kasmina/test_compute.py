@@ -10,7 +10,7 @@ from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import FlopMeter, PartCost, count_part, flop_counter
 from esper.leyline import BlueprintAction, LifecycleOp, LifecycleRules, Stage, Style
 from esper.tolaria.minibatch import Learner
-from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.tasks.spec import CLASSIFICATION
 from tests.tolaria.building import (
     WAIT,
     action,

@@ -14,7 +14,7 @@ from esper.kasmina.configurations import outputs_by_replay
 from esper.kasmina.contributions import BoolArray, Contributions, Scorer, evaluating, measure, score_samples
 from esper.kasmina.hosts import CNNHost, ResidualHost, TransformerHost
 from esper.leyline import Stage, Style
-from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN, Measure, Objective
+from esper.tolaria.tasks.spec import CLASSIFICATION, NEXT_TOKEN, Measure, Objective
 from tests.contracts.hosts import Kind
 from tests.contracts.matrix import IMAGES, Case, Trial, assert_same, batch, planted, restart
 

@@ -14,7 +14,7 @@ from esper.kasmina.configurations import ConfigurationOutput, outputs_by_prefix
 from esper.kasmina.contributions import attribute, record_contributions
 from esper.kasmina.hosts import TransformerHost
 from esper.leyline import BlueprintAction, SlotTable, Stage, Style
-from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
+from esper.tolaria.tasks.spec import CLASSIFICATION, NEXT_TOKEN
 from tests.tolaria.building import boolean_rows, cnn, digits, every_choice, grown_model, measured_on, practise
 
 SEEDS = (

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from esper.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
-from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing
-from esper.simic.oracles.trial import SMALL, OracleClass, train_on
+from tests.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
+from tests.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing
+from tests.simic.oracles.trial import SMALL, OracleClass, train_on
 
 RNG_SEEDS = range(3)
 

@@ -22,8 +22,7 @@ from esper.leyline.factored_actions import OP_WAIT, BlueprintAction, BoolArray, 
 from esper.leyline.rows import TABLES, AlertRow, EpisodeRow, Row, SeedRow, UpdateRow
 from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
-from esper.nissa.alert_rules import GOVERNOR_RULES, MACHINE_RULES, RULES
-from esper.nissa.conditions import RESULT_TERMS
+from esper.nissa.alert_rules import GOVERNOR_RULES, MACHINE_RULES, RESULT_TERMS, RULES
 from esper.nissa.writer import RunWriter
 from esper.run.policy_training import train
 from esper.run.row_sink import RowSink

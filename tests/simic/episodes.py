@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 
 from esper.leyline import EpochFacts, LifecycleOp, LifecycleRules, SlotTable, Stage
 from esper.simic.config import TrainingConfig
-from esper.simic.oracles.trial import uniform_actions
 from esper.simic.rewards.families import FamilyName, RewardLog
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams
-from esper.tamiyo.policy.observer import Observation
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tamiyo.policy.features import Observation
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import run_without_growth
+from tests.simic.oracles.trial import uniform_actions
 from tests.tolaria.building import WAIT, IntArray, action, plant, tiny_task
 
 RENT, SCALE = 0.5, 5.0

@@ -7,9 +7,9 @@ import numpy as np
 
 from esper.leyline import CANONICAL_ACTION, AlphaTarget, BlueprintAction, Head, LifecycleOp, Tempo
 from esper.leyline.factored_actions import IntArray
-from esper.simic.oracles.lifecycle_envs import Lifecycle, LifecycleOracle, Scaffold
-from esper.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing, ToyOracle
-from esper.simic.oracles.trial import OracleClass
+from tests.simic.oracles.lifecycle_envs import Lifecycle, LifecycleOracle, Scaffold
+from tests.simic.oracles.toy_envs import Bandit, Combination, Distractors, Memory, Rent, Timing, ToyOracle
+from tests.simic.oracles.trial import OracleClass
 
 Script = Callable[[Any, int], IntArray]
 """Script: function from oracle environments and step number to actions ``[env, head]``."""

@@ -11,10 +11,10 @@ from torch import Tensor
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import PPOConfig
-from esper.simic.oracles.lifecycle_envs import Lifecycle
-from esper.simic.oracles.trial import SMALL, OracleClass, new_policy
 from esper.simic.training.rollout import ActionStreams, collect
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
+from tests.simic.oracles.lifecycle_envs import Lifecycle
+from tests.simic.oracles.trial import SMALL, OracleClass, new_policy
 
 TINY = replace(SMALL, feature_dim=16, hidden_dim=16)
 

@@ -15,16 +15,16 @@ from torch import Tensor
 from esper.leyline import LifecycleOp, LifecycleRules, Stage
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
-from esper.simic.oracles.trial import new_policy
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.policy_env import GrowthEnv, PolicyStep
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.simic.training.trainer import Trainer
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy.observer import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.vector import SerialVector
+from tests.simic.oracles.trial import new_policy
 from tests.simic.rollouts import TINY, agent_of
 from tests.tolaria.building import WAIT, IntArray, action, bits, plant, tiny_task
 

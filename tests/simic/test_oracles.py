@@ -4,12 +4,12 @@ import torch
 
 from esper.leyline import CANONICAL_ACTION, BlueprintAction, Head, LifecycleOp
 from esper.leyline.factored_actions import IntArray
-from esper.simic.oracles import lifecycle_envs
-from esper.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
-from esper.simic.oracles.toy_envs import Combination, Distractors, Memory, Timing, slot_column
-from esper.simic.oracles.trial import OracleClass, uniform_actions
 from esper.simic.training.rollout import ActionStreams
 from tests.simic.oracle_scripts import SCRIPTS, action, follow, plant
+from tests.simic.oracles import lifecycle_envs
+from tests.simic.oracles.lifecycle_envs import Lifecycle, Scaffold
+from tests.simic.oracles.toy_envs import Combination, Distractors, Memory, Timing, slot_column
+from tests.simic.oracles.trial import OracleClass, uniform_actions
 
 ORACLES = list(SCRIPTS)
 

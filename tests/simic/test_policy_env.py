@@ -7,14 +7,14 @@ import torch
 from esper.leyline import LifecycleOp, LifecycleRules
 from esper.leyline.factored_actions import IntArray
 from esper.simic.config import TrainingConfig
-from esper.simic.oracles.trial import new_policy
 from esper.simic.rewards.families import FamilyName
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.rollout import ActionStreams, collect
 from esper.tolaria.devices import Compute, Device
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import TwinOf, run_without_growth
+from tests.simic.oracles.trial import new_policy
 from tests.simic.rollouts import TINY
 from tests.tolaria.building import WAIT, plant, tiny_task
 

@@ -8,9 +8,9 @@ from esper.simic import losses
 from esper.simic.advantages import gae, normalise
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, has_choice, shards
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.oracles.lifecycle_envs import Lifecycle
-from esper.simic.oracles.toy_envs import Bandit, Memory, Rent
 from esper.simic.training.rollout import ActionStreams, collect
+from tests.simic.oracles.lifecycle_envs import Lifecycle
+from tests.simic.oracles.toy_envs import Bandit, Memory, Rent
 from tests.simic.rollouts import agent_of, gradients, roll, weights
 
 UNCLIPPED = {"update_epochs": 1, "max_grad_norm": 1e9}

@@ -11,13 +11,13 @@ from esper.leyline import OP_GERMINATE, Head
 from esper.simic.advantages import gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
-from esper.simic.oracles.lifecycle_envs import Lifecycle
-from esper.simic.oracles.toy_envs import Distractors, Memory, Rent, ToyOracle
-from esper.simic.oracles.trial import new_policy, random_return
 from esper.simic.training.policy_env import GrowthEnv, PolicyStep
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy.observer import Observation
+from esper.tamiyo.policy.features import Observation
+from tests.simic.oracles.lifecycle_envs import Lifecycle
+from tests.simic.oracles.toy_envs import Distractors, Memory, Rent, ToyOracle
+from tests.simic.oracles.trial import new_policy, random_return
 from tests.simic.rollouts import TINY, roll
 from tests.tolaria.building import tiny_task
 

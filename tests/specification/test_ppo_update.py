@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from esper.simic.oracles.lifecycle_envs import Lifecycle
+from tests.simic.oracles.lifecycle_envs import Lifecycle
 from tests.simic.rollouts import agent_of, roll, weights
 
 

@@ -29,10 +29,9 @@ from esper.leyline.slot_table import IntArray
 from esper.tolaria.data import GuardedTest, Samples, Splits, split_images
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.minibatch import Learner
-from esper.tolaria.objective import CLASSIFICATION, Objective
 from esper.tolaria.tasks import TaskSpec, task_named
 from esper.tolaria.tasks.digits import _load_arrays
-from esper.tolaria.tasks.spec import Instance, InstanceDistribution
+from esper.tolaria.tasks.spec import CLASSIFICATION, Instance, InstanceDistribution, Objective
 
 RowType = TypeVar("RowType", bound=Row)
 

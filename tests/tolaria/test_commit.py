@@ -6,7 +6,7 @@ import torch
 from esper.leyline import LifecycleRules, Stage
 from esper.leyline.errors import DataError
 from esper.leyline.rows import CounterfactualRow, TransitionRow
-from esper.tolaria.objective import CLASSIFICATION
+from esper.tolaria.tasks.spec import CLASSIFICATION
 from tests.tolaria.building import WAIT, plant, run, stages_of, started, stir, tiny_task
 
 

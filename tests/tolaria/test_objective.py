@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from esper.tolaria.objective import CLASSIFICATION, NEXT_TOKEN
+from esper.tolaria.tasks.spec import CLASSIFICATION, NEXT_TOKEN
 
 CERTAIN = math.log(3.0)
 """Logit of a class; with the logits (ln 3, 0) the first of two classes has probability 3/4."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from esper.leyline import BlueprintAction
 from esper.leyline.rows import EpochRow
 from esper.tolaria import devices
-from esper.tolaria.objective import Objective
 from esper.tolaria.tasks import TaskSpec
+from esper.tolaria.tasks.spec import Objective
 from esper.tolaria.twin import TwinOf, run_all_without_growth, run_without_growth
 from esper.tolaria.vector import SerialVector
 from tests.tolaria.building import WAIT, ListSink, noisy_task, plant, token_task

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.manual_growth import ManualGrowth, all_or_nothing
-from esper.kasmina import low_rank, peft_adapter
+from esper.growth.manual_growth import ManualGrowth
+from esper.kasmina import low_rank
 from esper.kasmina.compute import forward_flops
 from esper.kasmina.optimizer_groups import host_parameters
 from esper.kasmina.slot import notice_hooks
+from esper.kasmina.transaction import all_or_nothing
 from esper.leyline.errors import BlueprintError, EsperError, GrowthWarning, SlotError
 
 
@@ -101,6 +102,8 @@ class AdapterGrowth(ManualGrowth):
             >>> model = peft.PeftModel.from_pretrained(base, "adapter")
         """
         self._check_unfinished("save_adapter")
+        from esper.kasmina import peft_adapter  # noqa: PLC0415  needed for files only
+
         self.network.follow_state()
         peft_adapter.save(self.network, Path(folder))
         trained = self._trained_layers()

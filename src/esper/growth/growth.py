@@ -25,7 +25,6 @@ from esper.growth.adapters import AdapterGrowth
 from esper.growth.argument_checks import check_calibration, check_settings
 from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
-from esper.growth.manual_growth import all_or_nothing
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.actuator import Outcome, advance, apply_action, tick
 from esper.kasmina.compute import forward_flops
@@ -33,7 +32,7 @@ from esper.kasmina.contributions import Contributions, Evaluate, MetricScorer, m
 from esper.kasmina.dry_run import batch_norms
 from esper.kasmina.governor import Governor
 from esper.kasmina.recovery import Recovery, UserTraining
-from esper.kasmina.transaction import Transaction
+from esper.kasmina.transaction import Transaction, all_or_nothing
 from esper.leyline.errors import BlueprintError, EsperError, HostError
 from esper.leyline.factored_actions import OP_NAMES, OP_WAIT, BoolArray, Head, canonicalise, check_actions
 from esper.leyline.rows import StageMove
@@ -43,7 +42,6 @@ from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.tamiyo.controller_log import ControllerLog
 from esper.tamiyo.controller_registry import controller_from
-from esper.tamiyo.controllers import PeriodicController
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
@@ -240,7 +238,8 @@ class Growth(AdapterGrowth):
 
     @all_or_nothing
     def end_trials(self, evaluate: Evaluate) -> list[GrowthEvent]:
-        """Remove the seeds on trial that a plan would not make permanent; ``finish`` would keep them.
+        """Remove the seeds on trial that the controller would not make permanent, according to its method
+        ``unworthy``, which a plan has; ``finish`` would keep them.
 
         The seed with the smallest contribution is removed first, and the others are measured again.
 
@@ -252,10 +251,8 @@ class Growth(AdapterGrowth):
         """
         self._evaluate, table = evaluate, self.network.table
         events: list[GrowthEvent] = []
-        while isinstance(self.controller, PeriodicController):
-            unworthy = self.controller.unworthy(table)[0]
-            if not unworthy.any():
-                break
+        unworthy_seeds = getattr(self.controller, "unworthy", None)  # A method that controllers may have.
+        while unworthy_seeds is not None and (unworthy := unworthy_seeds(table)[0]).any():
             worst = np.where(unworthy, np.nan_to_num(table.contribution[0]), math.inf).argmin()
             events.append(self.prune(self.slots[int(worst)]))
             if self._calibrate is not None:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 
 from esper.growth.argument_checks import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
-from esper.karn.slot_reports import slot_report_table
-from esper.kasmina import lifecycle, network_file, plain
+from esper.kasmina import lifecycle, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
@@ -26,35 +24,13 @@ from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import call_order, check_modes, find_sites
 from esper.kasmina.slot import notice_hooks
-from esper.kasmina.transaction import Transaction, uninterrupted
+from esper.kasmina.transaction import NO_CHANGE, Transaction, all_or_nothing, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, AlphaCurve
 from esper.leyline.reports import SeedStateReport, report_slots
 from esper.leyline.rows import StageMove
 from esper.leyline.rules import LifecycleRules
 from esper.leyline.stages import Stage
-
-NO_CHANGE: Final = Transaction()
-"""Transaction that records nothing: the value of ``_change`` while no public method runs."""
-G = TypeVar("G", bound="ManualGrowth")
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-def all_or_nothing(method: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
-    """Undo everything that a method has changed if the method fails, also by Ctrl-C."""
-
-    @wraps(method)
-    def undone_on_error(growth: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if growth._change is not NO_CHANGE:  # The transaction of the calling method includes this call.
-            return method(growth, *args, **kwargs)
-        with growth._transaction() as change:
-            growth._change = change
-            result = method(growth, *args, **kwargs)
-            growth._change = NO_CHANGE
-            return result
-
-    return undone_on_error
 
 
 class ManualGrowth:
@@ -323,9 +299,9 @@ class ManualGrowth:
         self._finished = True
         if grown and hasattr(self.net, "save_pretrained"):
             GrowthWarning.issue(
-                "save_pretrained keeps the class's own layers only, and from_pretrained would leave the seeds"
-                " out; save the network with torch.save(net, path), load it with torch.load(path,"
-                " weights_only=False)"
+                "save_pretrained keeps the class's own layers only, and from_pretrained would leave out the"
+                " seeds, and alphas of blocks below 1; save the network with torch.save(net, path), load it"
+                " with torch.load(path, weights_only=False)"
             )
         return self.net
 
@@ -358,6 +334,8 @@ class ManualGrowth:
             SaveError: The file could not be written; an older file at ``path`` is unchanged.
         """
         self._check_unfinished("save")
+        from esper.kasmina import network_file  # noqa: PLC0415  needed for files only
+
         network_file.save(network_file.network_state(self.network), Path(path))
 
     # --- helpers --------------------------------------------------------------------------------------
@@ -396,6 +374,8 @@ class ManualGrowth:
     def summary(self) -> str:
         """Return a text with parameters and seconds, and a table of all slots: stage, blueprint, age,
         parameters, alpha, contribution with its error, Shapley value."""
+        from esper.karn.slot_reports import slot_report_table  # noqa: PLC0415  needed for texts only
+
         seconds = [f"{purpose} {spent:.3g} s" for purpose, spent in self.ledger.seconds.items()]
         first = "; ".join([f"epoch {self.epoch}: {self._size()}", *seconds])
         return f"{first}\n{slot_report_table(self.reports())}"

@@ -105,10 +105,8 @@ class Contributions:
 
 
 def measure(slots: Sequence[int], score: Scorer, **settings: Any) -> Contributions:
-    """Return the contributions of seeds; ``measuring`` explains the arguments.
-
-    The scores are read from the device before the return; ``measuring`` leaves the read to its caller.
-    """
+    """Return the result of ``measuring``, which has the same arguments, without deferring the read from the
+    device."""
     return run_alone(measuring(slots, score, **settings))
 
 

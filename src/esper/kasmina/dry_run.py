@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -168,6 +169,20 @@ def tensors_in(tree: Any) -> list[Tensor]:
     if dataclasses.is_dataclass(tree):
         return tensors_in([getattr(tree, field.name) for field in dataclasses.fields(tree)])
     return []
+
+
+def tensors_read(calls: Iterable[Sequence[Call]]) -> set[int]:
+    """Return the ids of the tensors that a module reads without handing them on, as ``Identity`` does.
+
+    Args:
+        calls: Recorded calls of each module.
+    """
+    return {
+        id(tensor)
+        for each in chain.from_iterable(calls)
+        for tensor in tensors_in([each.args, each.kwargs])
+        if not any(tensor is other for other in tensors_in(each.output))
+    }
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:

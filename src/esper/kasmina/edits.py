@@ -8,16 +8,10 @@ so that ``save_pretrained`` and ``from_pretrained`` of transformers handle the g
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch import Tensor, nn
-
-from esper.kasmina.dry_run import Call, dry_forward, tensors_in
-from esper.leyline.errors import HostError
 
 LAYER_NUMBERS: Final = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx")
 """Attributes in which modules of a block store the position of the block."""
@@ -51,6 +45,8 @@ class Count(NamedTuple):
     """Path of the module that has the attribute, or whose ``config`` has it."""
     name: str
     is_in_config: bool
+    entry: int | None = None
+    """Index of the count in a list, such as ``depths``; None if the attribute is the count."""
 
     def owner(self, net: nn.Module) -> Any:
         """Return the object with the attribute: a module of ``net``, or the configuration of this module."""
@@ -90,7 +86,7 @@ class BlockContainer:
         assert isinstance(found, nn.ModuleList | nn.Sequential)
         self.blocks = found
         self.features = insertion.features
-        self._counts = [(count.owner(net), count.name) for count in insertion.counts]
+        self._counts = [(count.owner(net), count.name, count.entry) for count in insertion.counts]
         configs = [count.owner(net) for count in insertion.counts if count.is_in_config]
         self._configs = list({id(config): config for config in configs}.values())
 
@@ -101,256 +97,95 @@ class BlockContainer:
     def insert(self, before: nn.Module, block: nn.Module) -> None:
         """Insert ``block`` behind the block ``before`` and count it."""
         position, numbers = self.position(before) + 1, _layer_numbers(self.blocks)
-        per_layer = self._per_layer()
+        per_block, positions = self._lists()
         self._count(1)
-        for entries in per_layer:
+        for entries in per_block:
             entries.insert(position, entries[position - 1])
+        for entries in positions:
+            new = [position] if position - 1 in entries else []
+            entries[:] = sorted([each + (each >= position) for each in entries] + new)
         self.blocks.insert(position, block)
         self._renumber(numbers)
 
     def remove(self, block: nn.Module) -> None:
         """Remove ``block`` from the container and from all counts."""
         position, numbers = self.position(block), _layer_numbers(self.blocks)
-        for entries in self._per_layer():
+        per_block, positions = self._lists()
+        for entries in per_block:
             del entries[position]
+        for entries in positions:
+            entries[:] = [each - (each > position) for each in entries if each != position]
         self._count(-1)
         del self.blocks[position]
         self._renumber(numbers)
 
     def _count(self, change: int) -> None:
-        before = [(owner, name, getattr(owner, name)) for owner, name in self._counts]
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in self._counts]
         changed = 0
         try:
-            for owner, name, value in before:
-                setattr(owner, name, value + change)
+            for owner, name, entry in self._counts:
+                setattr(owner, name, _changed(getattr(owner, name), entry, change))
                 changed += 1
         except BaseException:  # The attribute of a frozen configuration cannot be set.
-            for owner, name, value in before[:changed]:
+            for owner, name, value in reversed(before[:changed]):
                 setattr(owner, name, value)
             raise
 
-    def _per_layer(self) -> list[list[Any]]:
-        """Return the lists of the configurations that have one entry per block."""
-        return [
+    def _lists(self) -> tuple[list[list[Any]], list[list[Any]]]:
+        """Return the lists of the configurations that have one entry per block, and those that contain
+        positions of blocks in ascending order.
+        """
+        counts = {name for _, name, _ in self._counts}
+        lists = [
             value
             for config in self._configs
             for name, value in vars(config).items()
-            if isinstance(value, list) and len(value) == len(self.blocks) and numbers_layers(name)
+            if isinstance(value, list) and numbers_layers(name) and name not in counts
         ]
+        present = range(len(self.blocks))
+        positions = [each for each in lists if is_ascending(each, present)]
+        found = [each for each in lists if len(each) == len(present) and not is_ascending(each, present)]
+        return found, positions
 
     def _renumber(self, first: Mapping[str, int]) -> None:
         """Set the layer numbers in all blocks; ``first`` has the numbers of the first block."""
         for position, block in enumerate(self.blocks):
             for module in block.modules():
-                for name in first.keys() & vars(module).keys():
-                    setattr(module, name, first[name] + position)
+                for name in first:
+                    if is_count(vars(module).get(name)):
+                        setattr(module, name, first[name] + position)
 
 
 def _layer_numbers(blocks: nn.ModuleList | nn.Sequential) -> dict[str, int]:
-    """Return the layer numbers that modules of the first block store, by attribute."""
+    """Return the layer numbers of the first block by attribute, as they follow from all blocks: the first
+    block may lack a module that other blocks have.
+    """
     return {
-        name: value
-        for module in blocks[0].modules()
+        name: value - position
+        for position, block in enumerate(blocks)
+        for module in block.modules()
         for name, value in vars(module).items()
-        if name in LAYER_NUMBERS and _is_count(value)
+        if name in LAYER_NUMBERS and is_count(value)
     }
 
 
-def _is_count(value: Any) -> bool:
+def _changed(value: Any, entry: int | None, change: int) -> Any:
+    """Return a count after a change, or the list with the count."""
+    if entry is None:
+        return value + change
+    return type(value)(each + change * (index == entry) for index, each in enumerate(value))
+
+
+def is_ascending(values: Sequence[Any], allowed: range) -> bool:
+    """Return whether ``values`` are different numbers of a range in ascending order."""
+    return all(is_count(each) and each in allowed for each in values) and sorted(set(values)) == values
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is an integer, other than True and False."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def numbers_layers(name: str) -> bool:
     """Return whether an attribute of this name may be the number of a block or the number of all blocks."""
     return any(part in name for part in _COUNTS)
-
-
-# --- search for insertions ----------------------------------------------------------------------------------
-
-
-def find_insertion(
-    net: nn.Module, path: str, found: Call, features: Callable[[Any], Tensor], sample: Any
-) -> Insertion:
-    """Return how a copy of the block at ``path`` is inserted behind it, after a trial of the insertion.
-
-    In the trial, a copy that passes its input on must run once and leave all outputs of the network
-    bit-equal. If the network can be built from its configuration, a network that is built from the changed
-    configuration must have the same modules and parameters.
-
-    Args:
-        net: Network with the block; unchanged afterwards.
-        path: Path of the block.
-        found: Recorded call of the block.
-        features: Function that returns the features in the block's return value.
-        sample: Input that the network is called with.
-
-    Raises:
-        HostError: A copy cannot be inserted; the message states the reason.
-    """
-    container, _, name = path.rpartition(".")
-    block, blocks = net.get_submodule(path), net.get_submodule(container)
-    if not isinstance(blocks, nn.ModuleList | nn.Sequential) or not name.isdecimal():
-        raise HostError(f"'{path}' is not an element of a ModuleList or Sequential of the network")
-    if not any(True for _ in block.children()):
-        raise HostError(f"'{path}' is a single layer and not a block of layers")
-    _check_unshared(net, path)
-    argument = _argument_of(found, features(found.output))
-    wanted = tensors_in(dry_forward(net, sample)[1])
-    reason = ""
-    for counts in _choices(net, container, len(blocks)):
-        insertion = Insertion(container, argument, counts)
-        try:
-            _try(net, path, insertion, wanted, sample)
-        except HostError as error:
-            reason = reason or str(error)
-            continue
-        return insertion
-    raise HostError(reason)
-
-
-def _check_unshared(net: nn.Module, path: str) -> None:
-    """Raise HostError if the block shares a parameter with another module, which a copy would not share."""
-    inside = {id(p) for p in net.get_submodule(path).parameters()}
-    names = [name for name, p in net.named_parameters(remove_duplicate=False) if id(p) in inside]
-    shared = [name for name in names if not name.startswith(f"{path}.")]
-    if shared:
-        raise HostError(f"'{path}' shares the parameter {shared[0]} with another module")
-
-
-def _argument_of(found: Call, output: Tensor) -> Argument:
-    """Return the first argument with the shape of the block's output features."""
-    given: list[tuple[int | str, Any]] = [*enumerate(found.args), *found.kwargs.items()]
-    for key, value in given:
-        if isinstance(value, Tensor) and value.shape == output.shape and value.dtype == output.dtype:
-            return Argument(key)
-    raise HostError(f"'{found.path}' returns features of another shape than it takes, {tuple(output.shape)}")
-
-
-def _choices(net: nn.Module, container: str, blocks: int) -> Iterator[tuple[Count, ...]]:
-    """Return the sets of attributes that may count the blocks of the container, the likeliest first.
-
-    The nearest configuration and the module with the container certainly count it. The configuration of the
-    outermost module may have several counts of the same value, such as those of encoder and decoder.
-    """
-    parts = container.split(".")
-    above = [".".join(parts[:end]) for end in range(len(parts) - 1, -1, -1)]
-    certain = _counts_in(net, above[0], blocks, is_in_config=False)
-    configs = {path: vars(net.get_submodule(path)).get("config") for path in above}
-    with_config = [path for path, config in configs.items() if hasattr(config, "__dict__")]
-    if not with_config:
-        yield tuple(certain)
-        return
-    near, top = with_config[0], with_config[-1]
-    main = _main_count(net.get_submodule(near).config)
-    in_near = _counts_in(net, near, blocks, is_in_config=True)
-    certain += [count for count in in_near if count.name == main]
-    is_same = net.get_submodule(near).config is net.get_submodule(top).config
-    others = [count for count in _counts_in(net, top, blocks, is_in_config=True) if count not in certain]
-    if is_same:
-        certain_names = {count.name for count in certain if count.is_in_config}
-        others = [count for count in others if count.name not in certain_names]
-    yield tuple(certain)
-    for other in others:
-        yield (*certain, other)
-        if is_same:
-            yield (*(count for count in certain if not count.is_in_config), other)
-    if len(others) > 1:
-        yield (*certain, *others)
-
-
-def _main_count(config: Any) -> str:
-    mapped: str = getattr(config, "attribute_map", {}).get("num_hidden_layers", "num_hidden_layers")
-    return mapped
-
-
-def _counts_in(net: nn.Module, path: str, blocks: int, *, is_in_config: bool) -> list[Count]:
-    owner = Count(path, "", is_in_config).owner(net)
-    return [
-        Count(path, name, is_in_config)
-        for name, value in vars(owner).items()
-        if _is_count(value) and value == blocks and numbers_layers(name)
-    ]
-
-
-def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], sample: Any) -> None:
-    """Insert a copy that passes its input on and run the network; raise HostError if the copy does not run
-    exactly once or an output differs. The network is unchanged afterwards.
-    """
-    block = net.get_submodule(path)
-    container, twin = BlockContainer(net, insertion), copy.deepcopy(block)
-    where = f"{insertion.container}.{container.position(block) + 1}".lstrip(".")
-    try:
-        container.insert(block, twin)
-    except (AttributeError, TypeError) as error:  # The configuration is frozen.
-        raise HostError(
-            f"the count of blocks in '{insertion.container}' cannot be changed: {error}"
-        ) from None
-    handle = twin.register_forward_hook(_pass_on(insertion.features), with_kwargs=True)
-    try:
-        calls, result = dry_forward(net, sample)
-        found = tensors_in(result)
-        times = sum(each.path == where for each in calls)
-        if times != 1:
-            raise HostError(
-                f"a copy of '{path}' in '{insertion.container}' runs {times} times in one forward pass: the"
-                " network selects its blocks by number, or counts them elsewhere"
-            )
-        if len(found) != len(wanted) or not all(map(_equal, found, wanted)):
-            raise HostError(
-                f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
-                " depends on the number of blocks"
-            )
-        _check_rebuilt(net, insertion.container)
-    finally:
-        handle.remove()
-        container.remove(twin)
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
-
-
-def _pass_on(features: Argument) -> Callable[..., Any]:
-    def hook(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        h = features.value(args, kwargs)
-        if isinstance(output, Tensor):
-            return h
-        return (h, *output[1:]) if isinstance(output, tuple) and not hasattr(output, "_fields") else output
-
-    return hook
-
-
-def _check_rebuilt(net: nn.Module, container: str) -> None:
-    """Raise HostError unless a network that is built from the present configuration has the parameters of
-    ``net`` and the same blocks in ``container``; networks without ``from_pretrained`` are not checked.
-    """
-    parts = container.split(".")
-    owners = (".".join(parts[:end]) for end in range(len(parts)))
-    path = next((p for p in owners if hasattr(type(net.get_submodule(p)), "from_pretrained")), None)
-    if path is None:
-        return
-    owner = net.get_submodule(path)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        rebuilt = type(owner)(copy.deepcopy(owner.config))
-    inside = container.removeprefix(path).removeprefix(".")
-    ours, theirs = _described(owner, inside), _described(rebuilt, inside)
-    for one, other in zip_longest(ours, theirs):
-        if one != other:
-            name = (one or other)[0]
-            raise HostError(
-                f"{type(owner).__name__} with one more block differs from the {type(owner).__name__} that its"
-                f" configuration describes, in '{name}'; from_pretrained could not read it"
-            )
-
-
-def _described(net: nn.Module, container: str) -> list[tuple[str, Any]]:
-    """Return names and shapes of all tensors, and plain attributes of all modules in ``container``."""
-    tensors: list[tuple[str, Any]] = [(name, tuple(t.shape)) for name, t in net.state_dict().items()]
-    blocks = net.get_submodule(container)
-    attributes = [
-        (".".join(filter(None, (container, name, key))), value)
-        for name, module in blocks.named_modules()
-        for key, value in sorted(vars(module).items())
-        if isinstance(value, int | float | str) and key != "training" and not key.startswith("_")
-    ]
-    return tensors + attributes

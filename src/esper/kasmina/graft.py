@@ -304,7 +304,8 @@ class BlockGraft(Graft):
     def set_hook(self, needed: bool) -> None:
         """Register or remove the forward hook of the block."""
         if needed and self._hook is None:
-            self._hook = self.seed.register_forward_hook(self.on_forward, with_kwargs=True)
+            # Hooks of others, such as those that record hidden states, get the blended output.
+            self._hook = self.seed.register_forward_hook(self.on_forward, prepend=True, with_kwargs=True)
         elif not needed and self._hook is not None:
             self._hook.remove()
             self._hook = None

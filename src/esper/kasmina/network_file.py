@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from esper.files.atomic_write import write_durably
+from esper.kasmina.block_notes import weights_of
 from esper.kasmina.edits import Insertion
 from esper.kasmina.graft import BlockGraft
 from esper.kasmina.host import Host
@@ -42,7 +43,7 @@ def network_state(network: MorphogeneticModel) -> dict[str, Any]:
             for slot in network.slots
             if isinstance(slot.graft, BlockGraft)
         },
-        "state": {name: value.clone() for name, value in host.state_dict().items()},
+        "state": weights_of(host),
     }
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from esper.kasmina.block_notes import weights_of
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, described_rank, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def state_of(model: MorphogeneticModel) -> dict[str, Any]:
     """Return weights, buffers, seeds, random streams of the slots, and the slot table of a network."""
     return {
-        "host": {name: value.clone() for name, value in model.host.state_dict().items()},
+        "host": weights_of(model.host),
         "slots": [
             {
                 "stochastic": slot.graft is not None and slot.graft.stochastic,
@@ -38,6 +39,7 @@ def load_state(model: MorphogeneticModel, state: dict[str, Any]) -> None:
     """Load weights, seeds, random streams and slot table of ``state``; raise HostError and change nothing if
     they do not fit the network."""
     table = SlotTable(**{name: value.numpy() for name, value in state["table"].items()})
+    check_slots(model.slots, state)
     with Transaction([model.host], objects=model.slots):
         _match_blocks(model, table)
         check_state(model.slots, model.host, state)
@@ -101,18 +103,25 @@ def without_seeds(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in tensors.items() if RESERVED not in name.split(".")}
 
 
+def check_slots(slots: Sequence[SeedSlot], state: dict[str, Any]) -> None:
+    """Raise HostError unless a saved ``state`` has as many slots as the network."""
+    if len(state["slots"]) != len(slots):
+        raise HostError(
+            f"the state belongs to another host; it has {len(state['slots'])} slots and this network has"
+            f" {len(slots)}"
+        )
+
+
 def check_state(slots: Sequence[SeedSlot], host: nn.Module, state: dict[str, Any]) -> None:
     """Raise HostError unless a saved ``state`` fits the slots ``slots`` and the host with its inserted
     blocks, and all its weights are finite."""
     other = "the state belongs to another host;"
     tensors: dict[str, Tensor] = state["host"]
-    own, plain = without_seeds(host.state_dict()), without_seeds(tensors)
+    own, plain = without_seeds(weights_of(host)), without_seeds(tensors)
     names = sorted(own.keys() ^ plain.keys())
     names += [name for name in own.keys() & plain.keys() if own[name].shape != plain[name].shape]
     if names:
         raise HostError(f"{other} different: {', '.join(names[:5])}")
-    if len(state["slots"]) != len(slots):
-        raise HostError(f"{other} it has {len(state['slots'])} slots and this network has {len(slots)}")
     seeds = {name.partition(f".{RESERVED}.")[0] for name in tensors if name not in plain}
     if unknown := sorted(seeds - slots_of(host).keys()):
         raise HostError(f"{other} it has a seed at {unknown[0]}, where this network has no slot")

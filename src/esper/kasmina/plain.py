@@ -160,7 +160,7 @@ def _finish_block(submodule: nn.Module, slot: SeedSlot, graft: BlockGraft) -> bo
     block, hook = graft.seed, graph_of(graft, graft.site.output)
     graft.set_hook(False)
     block.add_module(_free_name(block), hook.train(block.training))
-    block.register_forward_hook(hook, with_kwargs=True)
+    block.register_forward_hook(hook, prepend=True, with_kwargs=True)
     return True
 
 

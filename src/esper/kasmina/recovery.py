@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import actuator, lifecycle
+from esper.kasmina.block_notes import weights_of
 from esper.kasmina.contributions import Contributions, evaluating
 from esper.kasmina.governor import Alarm, Governor
 from esper.kasmina.health import tensor_norms
@@ -275,9 +276,9 @@ class UserTraining:
         net = self.model.host
         names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
         return {
-            "net": _cloned(net),
+            "net": weights_of(net),
             "layout": self.model.layout(),
-            "copies": [_cloned(copy) for copy in self._copies],
+            "copies": [weights_of(copy) for copy in self._copies],
             "moments": {
                 key: {names[p]: clone_tree(kept) for p, kept in optimiser.state.items() if p in names}
                 for key, optimiser in self._optimisers().items()
@@ -313,7 +314,3 @@ class UserTraining:
     def measure(self, *, contributions: bool) -> Contributions:
         """Measure the network and the contributions of all blended seeds."""
         return self._measure_again()
-
-
-def _cloned(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in net.state_dict().items()}

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.dry_run import Call, dry_forward, tensors_in
-from esper.kasmina.edits import Insertion, find_insertion
+from esper.kasmina.dry_run import Call, dry_forward, tensors_in, tensors_read
+from esper.kasmina.edits import Insertion
+from esper.kasmina.insertion_search import find_insertion, is_element
 from esper.leyline.errors import HostError, UnknownNameError
 
 MOST_AUTO_SITES: Final = 8
@@ -134,11 +135,15 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
 
 
 def _with_insertion(net: nn.Module, site: Site, found: Call, sample: Any) -> Site:
-    """Return the site with the insertion of a copied block behind it, or with the reason against one."""
+    """Return the site with the insertion of a copied block behind it, or with the reason against one.
+
+    Only a block that is an attribute of its own can be copied as a side module instead.
+    """
     try:
         insertion = find_insertion(net, site.path, found, site.output.features, sample)
     except HostError as error:
-        return replace(site, refusal=str(error))
+        block = None if is_element(net, site.path) else site.block
+        return replace(site, refusal=str(error), block=block)
     return replace(site, insertion=insertion, block=site.path)
 
 
@@ -338,7 +343,7 @@ def _is_block(module: nn.Module, found: Call) -> bool:
 
 def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
     """Return sites for ``slots="auto"``: after each of the outermost repeated blocks or, if there are none,
-    after each layer with weights. The output of the network is never a site."""
+    after each layer with weights. An output of the network that no module reads is never a site."""
     blocks = _blocks(net, by_path)
     graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
     grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
@@ -348,7 +353,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
         if not p.startswith(grown)  # Modules of seeds from an earlier growth are skipped.
         and any(True for _ in net.get_submodule(p).parameters(recurse=False))
     ]
-    ends = tensors_in(result)
+    ends = {id(tensor) for tensor in tensors_in(result)} - tensors_read(by_path.values())
     found: list[Site] = []
     for path in places:
         try:
@@ -356,7 +361,7 @@ def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> lis
         except HostError:
             continue
         output = by_path[site.path][0].output
-        if not any(tensor is end for tensor in tensors_in(output) for end in ends):
+        if not any(id(tensor) in ends for tensor in tensors_in(output)):
             found.append(site)
     if not found:
         raise HostError(

@@ -310,10 +310,11 @@ def detach(net: nn.Module) -> None:
 
 
 def stop_checking(net: nn.Module) -> None:
-    """Remove the check of state dicts that ``attach`` has registered."""
-    for number, hook in list(net._load_state_dict_pre_hooks.items()):
-        if getattr(hook, "hook", None) is _check_blocks:
-            del net._load_state_dict_pre_hooks[number]
+    """Remove the hooks of state dicts that Esper has registered."""
+    for hooks in (net._load_state_dict_pre_hooks, net._state_dict_hooks):
+        for number, hook in list(hooks.items()):
+            if getattr(hook, "hook", hook).__module__.startswith("esper."):
+                del hooks[number]
 
 
 def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
-from functools import partial
-from typing import Any, Final
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -140,3 +140,39 @@ def uninterrupted() -> Iterator[None]:
         stack.callback(signal.signal, signal.SIGINT, handler)
         signal.signal(signal.SIGINT, lambda *received: caught.append(received))
         yield
+
+
+# --- methods that are undone if they fail -------------------------------------------------------------------
+
+NO_CHANGE: Final = Transaction()
+"""Transaction that records nothing: the value of ``_change`` while no public method runs."""
+
+
+class Undoable(Protocol):
+    """Object whose public methods change everything or nothing."""
+
+    _change: Transaction
+
+    def _transaction(self) -> Transaction:
+        """Return the present state of everything that a method may change."""
+
+
+G = TypeVar("G", bound=Undoable)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def all_or_nothing(method: Callable[Concatenate[G, P], T]) -> Callable[Concatenate[G, P], T]:
+    """Undo everything that a method has changed if the method fails, also by Ctrl-C."""
+
+    @wraps(method)
+    def undone_on_error(owner: G, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if owner._change is not NO_CHANGE:  # The transaction of the calling method includes this call.
+            return method(owner, *args, **kwargs)
+        with owner._transaction() as change:
+            owner._change = change
+            result = method(owner, *args, **kwargs)
+            owner._change = NO_CHANGE
+            return result
+
+    return undone_on_error

@@ -14,7 +14,7 @@ import msgspec
 from esper.leyline.rows import AlertRow, EnvRow, EpisodeRow, Row, RunRow, SeedRow, TransitionRow, UpdateRow
 from esper.leyline.stages import OCCUPIED_STAGES
 from esper.nissa.alert_rules import GOVERNOR_RULES, RULES, Rule
-from esper.nissa.conditions import Reading, RowHistory
+from esper.nissa.readings import Reading, RowHistory
 
 PASSED: Final = "It has passed."
 """Text of column ``hint`` in the row of a cleared alert."""

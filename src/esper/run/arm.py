@@ -11,8 +11,8 @@ from esper.nissa.writer import RunWriter
 from esper.run.factories import build_controller, build_vector, describe_run, one_thread
 from esper.run.row_sink import RowSink
 from esper.run.run_config import RunConfig
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.episode import run_episode
-from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.twin import run_without_growth
 from esper.tolaria.vector import SerialVector
 

@@ -21,7 +21,7 @@ from esper.simic.training import exchange
 from esper.simic.training.trainer import Iteration, Trainer
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.checkpoint import TrainedOn, save_policy
-from esper.tamiyo.policy.observer import check_capacity
+from esper.tamiyo.policy.features import check_capacity
 from esper.tolaria.data import digest_of
 from esper.tolaria.devices import Compute, device_of
 from esper.tolaria.env import MorphEnv

@@ -8,14 +8,12 @@ of its files; a checkpoint that does not match its seal is refused.
 import re
 import shutil
 from pathlib import Path
-from typing import Annotated, Final
-
-import msgspec
+from typing import Final
 
 from esper.files.atomic_write import write_durably
 from esper.files.row_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.karn.run import read_rows
-from esper.leyline import UNREADABLE, EsperError, RunDirectoryError, RunRow, UpdateRow
+from esper.leyline import EsperError, RunDirectoryError, RunRow, UpdateRow
 from esper.run.provenance import changed_settings
 from esper.run.run_config import checked, read_settings
 from esper.simic.config import TrainingConfig
@@ -34,18 +32,6 @@ class FinishedRunError(EsperError):
     """Error: the run to resume has completed all its iterations."""
 
 
-class TrainProgress(msgspec.Struct):
-    """Content of the file ``progress.json`` of a checkpoint."""
-
-    iteration: Annotated[int, msgspec.Meta(ge=1)]
-    best_return: float | None
-    skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0)]
-    task: str
-    horizon: int
-    config: dict[str, object]
-    telemetry: RowMark
-
-
 def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
     """Write a new checkpoint, then make it the current checkpoint, then delete the old one."""
     folder = directory / CHECKPOINTS
@@ -54,7 +40,7 @@ def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
         # A run that stops before it completes another iteration saves a second checkpoint with the same
         # iteration number.
         name += "-again"
-    trainer.save(folder / name, {"telemetry": mark})
+    trainer.save(folder / name, mark)
     checkpoint.seal(folder / name, STATE_FILES)
     write_durably(folder / POINTER, name.encode())
     for old in folder.glob("iteration-*"):
@@ -87,17 +73,18 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
     if state is None:
         return RowMark(0, 0.0)
     checkpoint.check_seal(state, STATE_FILES)
-    progress = _progress_of(state)
     try:
-        trainer.load(state)
+        mark = trainer.load(state)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
+    if state.name.removesuffix("-again") != f"iteration-{trainer.iteration:05d}":
+        raise CheckpointError(f"'{state}' holds the state of iteration {trainer.iteration}, unlike its name")
     if trainer.is_over:
         done = f"has finished its {config.iterations} iterations; there is nothing to resume"
         raise FinishedRunError(f"the run in '{directory}' {done}")
-    _check_telemetry(progress.telemetry, directory)
-    return progress.telemetry
+    _check_telemetry(mark, directory)
+    return mark
 
 
 def _latest_state(folder: Path) -> Path | None:
@@ -112,17 +99,6 @@ def _latest_state(folder: Path) -> Path | None:
     if not STATE_NAME.fullmatch(name):
         raise CheckpointError(f"'{pointer}' must name a state such as iteration-00005; found {name[:80]!r}")
     return folder / name
-
-
-def _progress_of(state: Path) -> TrainProgress:
-    try:
-        progress = msgspec.json.decode(checkpoint.read_bytes(state / PROGRESS_FILE), type=TrainProgress)
-    except UNREADABLE as error:
-        file = state / PROGRESS_FILE
-        raise CheckpointError(f"'{file}' is damaged or no checkpoint of this version: {error}") from None
-    if state.name.removesuffix("-again") != f"iteration-{progress.iteration:05d}":
-        raise CheckpointError(f"'{state}' holds the state of iteration {progress.iteration}, unlike its name")
-    return progress
 
 
 def _check_telemetry(mark: RowMark, directory: Path) -> None:

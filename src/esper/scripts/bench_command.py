@@ -1,18 +1,11 @@
 """``esper bench [NAME …]``: run the benchmarks of a source checkout and compare the measured values with
 their limits."""
 
-import json
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from importlib.util import find_spec
-from io import StringIO
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 import esper
 from esper.leyline import EsperError, UnknownNameError
@@ -35,14 +28,8 @@ def bench_command(args: Sequence[str]) -> None:
     """Run the benchmarks that are named on the command line, such as environment_step, or all benchmarks."""
     words, config = parse_words(BenchConfig, "esper bench [NAME …]", args, count=len(args))
     files = _files(words)
-    failed = _run(files, quiet=config.as_json)
-    timing: Any = import_module(f"{_SUITE}.timing")
-    figures = [figure._asdict() for figure in timing.FIGURES]
-    if config.as_json:
-        print(json.dumps(figures, indent=1))
-    else:
-        _print_table(figures)
-    if failed:
+    sys.path.insert(0, str(ROOT))  # The package ``benchmarks`` is not installed with Esper.
+    if not import_module(f"{_SUITE}.timing").run(files, as_json=config.as_json):
         raise SystemExit(1)
 
 
@@ -58,23 +45,3 @@ def _files(names: Sequence[str]) -> list[Path]:
         if name not in found:
             raise UnknownNameError("benchmark", name, found)
     return [found[name] for name in names or found]
-
-
-def _run(files: Sequence[Path], *, quiet: bool) -> bool:
-    """Run the benchmark files by pytest and return whether a benchmark failed."""
-    import pytest
-
-    sys.path.insert(0, str(ROOT))  # The package ``benchmarks`` is not installed with Esper.
-    selected = ["-o", "python_files=bench_*.py", "-o", "python_functions=bench_*"]
-    plain = ["-p", "no:xdist", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
-    shown = ["--capture=no", "--no-header", "--tb=line", "--quiet"]
-    with redirect_stdout(StringIO()) if quiet else nullcontext():
-        return bool(pytest.main([*map(str, files), *shown, *selected, *plain]))
-
-
-def _print_table(figures: Sequence[dict[str, Any]]) -> None:
-    table = Table("figure", "value", "", "limit", "")
-    for row in figures:
-        held = {True: "holds", False: "NOT HELD", None: ""}[row["holds"]]
-        table.add_row(row["title"], f"{row['value']:.3g}", row["unit"], row["limit"] or "", held)
-    Console().print(table)

@@ -19,7 +19,7 @@ from esper.scripts.flags import parse_words, say_where
 from esper.simic.config import MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport
 
 CONTROLS = ("heuristic", "random", "off")
 Reports = list[list[EpisodeReport]]
@@ -80,7 +80,7 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     """
     from esper.run.factories import build_task
     from esper.tamiyo.policy.checkpoint import load_policy, read_training
-    from esper.tamiyo.policy.observer import check_capacity
+    from esper.tamiyo.policy.features import check_capacity
 
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})

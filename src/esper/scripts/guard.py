@@ -71,6 +71,9 @@ def exit_on_error(command: Callable[[], None]) -> None:
             _end_internally(error)
         _end(f"'{error.filename}' cannot be used: {error.strerror}", USAGE_ERROR)
     except Exception as error:
+        # DuckDB raises this error if Ctrl-C is pressed during a query.
+        if isinstance(error, RuntimeError) and str(error) == "Query interrupted":
+            _end("interrupted before the command was done", INTERRUPTED)
         _end_internally(error)
 
 

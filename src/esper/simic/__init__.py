@@ -1,1 +1,1 @@
-"""Reinforcement learning of a policy: rewards, PPO, the training loop, oracle environments."""
+"""Reinforcement learning of a policy: rewards, PPO, the training loop."""

@@ -14,8 +14,7 @@ import numpy as np
 
 from esper.kasmina.optimizer_groups import DECAY_SHARE
 from esper.leyline import CANONICAL_ACTION, Controller, EpochFacts, EsperError
-from esper.tolaria.env import MorphEnv
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 
 MARKS: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)

@@ -8,7 +8,7 @@ import copy
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -42,7 +42,6 @@ from esper.leyline.factored_actions import (
 )
 from esper.leyline.protocols import EventSink, Reward
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, WorkQueue, run_together
-from esper.tolaria.episode_report import EpisodeReport
 from esper.tolaria.host_training import HostTraining, train_together
 from esper.tolaria.minibatch import EpochTraining, record_gradients
 from esper.tolaria.seeding import EpisodeStreams
@@ -50,6 +49,31 @@ from esper.tolaria.tasks.spec import TaskSpec
 
 _COUNTED: Final = ("epoch", "_next_seed_id", "_val_scores", "_val_loss")
 """Names of the environment's attributes that are stored in its snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeReport:
+    """Scores, sizes and compute of a finished episode; final scores are those of the committed network."""
+
+    val_score: float
+    val_loss: float
+    test_score: float
+    test_loss: float
+    best_val_score: float
+    host_params: int
+    params: int
+    host_flops_per_sample: int
+    flops_per_sample: int
+    """FLOPs of a forward pass per sample, of the host alone and of the committed network."""
+    flops: dict[str, int]
+    """FLOPs of the episode by purpose of the compute, such as backward passes or validation."""
+    op_counts: tuple[int, ...]
+    refused: int
+    val_scores: tuple[float, ...]
+    """Validation scores by epoch; the first is the score of the untrained host."""
+    rollbacks: int
+    cut_short: bool
+    """Whether too many rollbacks ended the episode before its horizon."""
 
 
 class MorphEnv:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from esper.kasmina import lifecycle
 from esper.leyline import BLEND_IDS, Stage
 from esper.leyline.protocols import Controller
-from esper.tolaria.env import MorphEnv
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.vector import SerialVector
 
 

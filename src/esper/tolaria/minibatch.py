@@ -23,7 +23,7 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.recovery import Recovery
 from esper.leyline import GradientStatistics, SlotTable
 from esper.tolaria.devices import HOST, Precision
-from esper.tolaria.objective import Objective
+from esper.tolaria.tasks.spec import Objective
 
 
 @dataclass(slots=True)

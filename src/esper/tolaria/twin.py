@@ -23,8 +23,7 @@ from esper.files.atomic_write import SaveError, write_durably
 from esper.leyline import CANONICAL_ACTION
 from esper.leyline.errors import DivergedError
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute
-from esper.tolaria.env import MorphEnv, step_together
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport, MorphEnv, step_together
 from esper.tolaria.tasks.spec import TaskSpec
 
 

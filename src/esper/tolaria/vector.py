@@ -5,8 +5,7 @@ from typing import Any
 
 from esper.leyline import ActionSpace, EnvFacts, EpochFacts, IntArray, PolicyOutput, SlotTable
 from esper.tolaria.devices import DEFAULT_DEVICE, Amp, Compute, device_of
-from esper.tolaria.env import MorphEnv, step_together
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport, MorphEnv, step_together
 from esper.tolaria.tasks.spec import TaskSpec
 
 

@@ -17,7 +17,6 @@ from esper.leyline import (
     head_sizes,
     legal_slots_by_op,
 )
-from esper.simic.oracles.trial import uniform_actions
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_action_masks, compute_batch_masks
 from esper.tamiyo.policy.distributions import EmptyMaskError
 from tests.leyline.building import (
@@ -29,6 +28,7 @@ from tests.leyline.building import (
     random_table,
     space_of,
 )
+from tests.simic.oracles.trial import uniform_actions
 from tests.tamiyo.policy.small_policies import busy_table
 
 

@@ -14,8 +14,7 @@ from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hi
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.controller import PolicyController, decide
 from esper.tamiyo.policy.distributions import EmptyMaskError
-from esper.tamiyo.policy.features import batch_obs_to_features, get_feature_size
-from esper.tamiyo.policy.observer import Observation
+from esper.tamiyo.policy.features import Observation, batch_obs_to_features, get_feature_size
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
 from tests.tamiyo.policy.small_policies import policy_of

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 from esper.leyline import NUM_HEADS, Head, SlotTable
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.controller import decide
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, batch_obs_to_features, feature_names
-from esper.tamiyo.policy.observer import CapacityError, Observer, check_capacity
+from esper.tamiyo.policy.features import (
+    BASE_SIZE,
+    SLOT_SIZE,
+    CapacityError,
+    Observer,
+    batch_obs_to_features,
+    check_capacity,
+    feature_names,
+)
 from esper.tamiyo.tracker import SignalTracker
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of
 from tests.tamiyo.policy.small_policies import policy_of

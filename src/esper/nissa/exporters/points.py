@@ -7,6 +7,7 @@ is a gap and not 0.
 
 from collections.abc import Mapping
 from datetime import datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -56,6 +57,16 @@ def create_export_folder(out: Path, *, alone: bool = True) -> None:
             f"'{out}' is not empty; an export goes into a directory of its own:"
             " remove this one to export again, or choose another with --out"
         )
+
+
+def import_package(name: str) -> Any:
+    """Import the package of a tool; raise ``ExportError`` with the install command if it is missing."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ExportError(f"the package '{name}' is not installed; get it by: pip install {name}") from None
 
 
 def exported_types(run: RunRow) -> tuple[type[Row], ...]:

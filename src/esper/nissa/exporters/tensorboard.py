@@ -1,142 +1,57 @@
 """Export to TensorBoard: numbers of rows as scalars, the configuration as text, in an event file.
 
-A TensorBoard event file is a sequence of records, each a protocol buffer message with checksums. Event files
-are encoded without a library, because scalars and texts need only a dozen fields of one stable message. The
-package ``tensorboard`` would add 60 MB with a web server and gRPC; ``tensorboardX`` adds 6 MB, but imports
-torch if installed, and its ``flush`` does not wait for its queue. Tests read exported event files with
-TensorBoard's own reader.
-
-The protocol buffer messages of event files are ``Event``, ``Summary``, ``TensorProto`` and their parts in
-``tensorboard/compat/proto``.
+The package ``tensorboard`` is imported only when an export is requested. Records are written without its
+``EventFileWriter``, which names the file by the time of the export and writes on a thread: a flush here ends
+when all points are on the disk, and an error of the disk reaches the caller.
 """
 
-import struct
-from collections.abc import Iterable, Iterator, Mapping
-from ctypes import c_float
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import Any
 
 from esper.leyline import RunRow
-from esper.nissa.exporters.points import Points, create_export_folder, provenance, wall_time
-
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-"""Wire types of protocol buffers: varint, 64-bit, length-delimited and 32-bit."""
-_STRING_TENSOR: Final = 7
-"""Value of ``DataType.DT_STRING`` in TensorBoard's protocol buffers."""
+from esper.nissa.exporters.points import Points, create_export_folder, import_package, provenance, wall_time
 
 
-# --- event files ------------------------------------------------------------------------------------
-
-
-class EventFile:
-    """New TensorBoard event file; an added event may stay in a buffer until ``flush`` writes it."""
-
-    def __init__(self, path: Path, seconds: float) -> None:
-        self._file = path.open("xb")
-        self._write(_double(1, seconds) + _bytes(3, b"brain.Event:2"))
-
-    def add(self, seconds: float, step: int, values: Iterable[bytes]) -> None:
-        """Append one event with values encoded by ``scalar`` and ``text``."""
-        summary = b"".join(_bytes(1, value) for value in values)
-        self._write(_double(1, seconds) + _integer(2, step) + _bytes(5, summary))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _write(self, event: bytes) -> None:
-        length = struct.pack("<Q", len(event))
-        self._file.write(length + _checksum(length) + event + _checksum(event))
-
-
-def scalar(tag: str, number: float) -> bytes:
-    """Encode a number with a tag for TensorBoard. TensorBoard scalars are float32; numbers beyond the range
-    of float32 are stored as infinite.
-    """
-    # The C conversion to float makes a number beyond the range infinite, where struct.pack() would refuse it.
-    return _bytes(1, tag.encode()) + _key(2, _FIXED32) + struct.pack("<f", c_float(number).value)
-
-
-def text(tag: str, markdown: str) -> bytes:
-    """Encode a text with a tag, for TensorBoard's text plugin."""
-    plugin = _bytes(1, _bytes(1, b"text"))
-    tensor = _integer(1, _STRING_TENSOR) + _bytes(8, markdown.encode())
-    return _bytes(1, tag.encode()) + _bytes(8, tensor) + _bytes(9, plugin)
-
-
-def _double(field: int, number: float) -> bytes:
-    return _key(field, _FIXED64) + struct.pack("<d", number)
-
-
-def _integer(field: int, number: int) -> bytes:
-    return _key(field, _VARINT) + _varint(number)
-
-
-def _bytes(field: int, content: bytes) -> bytes:
-    return _key(field, _BYTES) + _varint(len(content)) + content
-
-
-def _key(field: int, wire_type: int) -> bytes:
-    return _varint(field << 3 | wire_type)
-
-
-def _varint(number: int) -> bytes:
-    """Encode a natural number in seven bits per byte, lowest bits first; the high bit means that another byte
-    follows.
-    """
-    encoded = bytearray()
-    while number > 0x7F:
-        encoded.append(number & 0x7F | 0x80)
-        number >>= 7
-    encoded.append(number)
-    return bytes(encoded)
-
-
-def _checksum(data: bytes) -> bytes:
-    """Return the CRC-32C checksum, rotated and offset as the record format of TensorBoard requires."""
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def crc32c(data: bytes) -> int:
-    """Return the CRC-32C (Castagnoli) checksum."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
-    return crc ^ 0xFFFFFFFF
-
-
-def _crc_of_byte(crc: int) -> int:
-    for _ in range(8):
-        crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc
-
-
-_CRC_TABLE: Final = tuple(_crc_of_byte(byte) for byte in range(256))
-
-
-# --- export -----------------------------------------------------------------------------------------
-
-
-class TensorBoardExporter(EventFile):
+class TensorBoardExporter:
     """Exporter to a TensorBoard event file in an empty directory; TensorBoard would merge other event files
     there into the same run.
+
+    TensorBoard scalars are float32; numbers beyond the range of float32 are stored as infinite.
     """
 
     def __init__(self, run: RunRow, out: Path) -> None:
+        import_package("tensorboard")
+        self._make_event = import_module("tensorboard.compat.proto.event_pb2").Event
+        records = import_module("tensorboard.summary.writer.record_writer")
         create_export_folder(out)
         self._run = run
         self.view = f"tensorboard --logdir {out}"
         began = wall_time(run, 0.0)
-        super().__init__(out / f"events.out.tfevents.{began:.0f}.esper", began)
+        file = (out / f"events.out.tfevents.{began:.0f}.esper").open("xb")
+        self._records = records.RecordWriter(file)
+        self.flush, self.close = self._records.flush, self._records.close
+        self._write(wall_time=began, file_version="brain.Event:2")
         texts = {"run/configuration": run.config, "run/provenance": provenance(run)}
-        self.add(began, 0, [text(tag, table(facts)) for tag, facts in texts.items()])
+        values = [_text(tag, table(facts)) for tag, facts in texts.items()]
+        self._write(wall_time=began, step=0, summary={"value": values})
 
     def take(self, points: Points) -> None:
-        values = [scalar(tag, number) for tag, number in points.values.items()]
-        self.add(wall_time(self._run, points.t), points.step, values)
+        values = [{"tag": tag, "simple_value": number} for tag, number in points.values.items()]
+        self._write(wall_time=wall_time(self._run, points.t), step=points.step, summary={"value": values})
+
+    def _write(self, **fields: Any) -> None:
+        self._records.write(self._make_event(**fields).SerializeToString())
+
+
+def _text(tag: str, markdown: str) -> dict[str, Any]:
+    """Return the fields of a summary value for TensorBoard's text plugin."""
+    return {
+        "tag": tag,
+        "tensor": {"dtype": "DT_STRING", "string_val": [markdown.encode()]},
+        "metadata": {"plugin_data": {"plugin_name": "text"}},
+    }
 
 
 def table(facts: Mapping[str, object]) -> str:

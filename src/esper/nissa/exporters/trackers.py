@@ -11,14 +11,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from esper.leyline import RunRow
 from esper.leyline.columns import TABLE_OF
 from esper.nissa.exporters import points as export
-from esper.nissa.exporters.points import ExportError, Points, create_export_folder, provenance
+from esper.nissa.exporters.points import ExportError, Points, create_export_folder, import_package, provenance
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ def trackio_exporter(run: RunRow, out: Path | None, project: str) -> TrackerExpo
     if out is not None:
         # Trackio reads TRACKIO_DIR only once, when its package is imported.
         os.environ["TRACKIO_DIR"] = str(out)
-    trackio = _package("trackio")
+    trackio = import_package("trackio")
     if out is not None:
         create_export_folder(out, alone=False)
     # Trackio's hardware statistics are off, because the exported run may have used another machine.
@@ -71,7 +70,7 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
     Steps of wandb must not decrease, so no wandb step is set; the step axis of every table is logged as a
     metric.
     """
-    wandb = _package("wandb")
+    wandb = import_package("wandb")
     create_export_folder(out)
     try:
         begun = wandb.init(
@@ -90,15 +89,6 @@ def wandb_exporter(run: RunRow, out: Path, project: str) -> TrackerExporter:
         begun.define_metric(f"{table}/*", step_metric=f"{table}/{export.STEP_COLUMNS[row_type]}")
     view = begun.url or f"wandb sync {Path(begun.dir).parent}"
     return TrackerExporter(lambda values, step: begun.log(values), begun.finish, view)
-
-
-def _package(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise ExportError(f"the package '{name}' is not installed; get it by: pip install {name}") from None
 
 
 def _known_names(trackio: Any, project: str) -> set[str]:

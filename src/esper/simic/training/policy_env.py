@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from esper.leyline import EpochFacts, PolicyOutput, Row
 from esper.simic.config import TrainingConfig
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, RewardLog, total
-from esper.tamiyo.policy.observer import Observation, Observer
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tamiyo.policy.features import Observation, Observer
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.tasks.spec import TaskSpec
 from esper.tolaria.twin import TwinOf, twin_scores
 from esper.tolaria.vector import SerialVector

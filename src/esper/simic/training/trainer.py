@@ -6,19 +6,20 @@ named by (run, environment, episode) and every iteration starts new episodes, so
 policy, optimiser and iteration number.
 """
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Annotated, Final, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
 from esper.files.atomic_write import write_durably
-from esper.leyline import NUM_OPS, Head, Row, SlotConfig, UpdateRow, known
+from esper.files.row_files import RowMark
+from esper.leyline import NUM_OPS, UNREADABLE, Head, Row, SlotConfig, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
@@ -30,7 +31,7 @@ from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.features import get_feature_size
 from esper.tolaria.devices import Device
-from esper.tolaria.episode_report import EpisodeReport
+from esper.tolaria.env import EpisodeReport
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks.spec import TaskSpec
 
@@ -68,6 +69,19 @@ class Iteration(NamedTuple):
     rows: list[Row]
     """Telemetry rows of the episodes of an iteration, one environment after another."""
     update: UpdateRow
+
+
+class TrainProgress(msgspec.Struct):
+    """Content of the file ``progress.json`` of a checkpoint."""
+
+    iteration: Annotated[int, msgspec.Meta(ge=1)]
+    best_return: float | None
+    skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0)]
+    task: str
+    horizon: int
+    config: dict[str, object]
+    telemetry: RowMark
+    """Position of the row writer at the checkpoint."""
 
 
 class Trainer:
@@ -176,46 +190,56 @@ class Trainer:
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def save(self, directory: Path, extra: Mapping[str, Any]) -> None:
-        """Write policy, optimiser state and progress, including ``extra``, into ``directory``."""
+    def save(self, directory: Path, mark: RowMark) -> None:
+        """Write policy, optimiser state and progress into ``directory``.
+
+        Args:
+            directory: Folder of the checkpoint.
+            mark: Position of the row writer at the checkpoint.
+        """
         checkpoint.save_policy(self.policy, directory)
         optimiser = checkpoint.save_tensors(_flat_optimiser(self.agent.optimiser))
         write_durably(directory / OPTIMISER_FILE, optimiser)
-        progress = {
-            "iteration": self.iteration,
-            "best_return": None if np.isinf(self.best_return) else self.best_return,
-            "skipped_in_a_row": self.agent.skipped_in_a_row,
-            "task": self.task.name,
-            "horizon": self.task.horizon,
-            "config": self.config.model_dump(mode="json"),
-            **extra,
-        }
-        write_durably(directory / PROGRESS_FILE, (json.dumps(progress, indent=1) + "\n").encode())
+        progress = TrainProgress(
+            iteration=self.iteration,
+            best_return=None if np.isinf(self.best_return) else self.best_return,
+            skipped_in_a_row=self.agent.skipped_in_a_row,
+            telemetry=mark,
+            task=self.task.name,
+            horizon=self.task.horizon,
+            config=self.config.model_dump(mode="json"),
+        )
+        content = msgspec.json.format(msgspec.json.encode(progress), indent=1)
+        write_durably(directory / PROGRESS_FILE, content + b"\n")
 
-    def load(self, directory: Path) -> dict[str, Any]:
-        """Restore a checkpoint of this run and return its progress, with the ``extra`` passed to ``save``.
+    def load(self, directory: Path) -> RowMark:
+        """Restore a checkpoint of this run and return the position of the row writer at the checkpoint.
 
         Raises:
             CheckpointError: The checkpoint is damaged, or was written with another task or configuration.
         """
-        progress = checkpoint.read_json(directory / PROGRESS_FILE)
-        self._check_own(progress, directory)
-        self.policy.load_state_dict(checkpoint.load_policy(directory).state_dict())
-        _load_optimiser(self.agent.optimiser, checkpoint.load_tensors(directory / OPTIMISER_FILE))
-        self.iteration = int(progress["iteration"])
-        best = progress["best_return"]
-        self.best_return = -np.inf if best is None else float(best)
-        self.agent.skipped_in_a_row = int(progress["skipped_in_a_row"])
-        return progress
-
-    def _check_own(self, progress: dict[str, Any], directory: Path) -> None:
+        progress = _read_progress(directory)
         ours = {**self.config.model_dump(mode="json"), "task": self.task.name, "horizon": self.task.horizon}
-        theirs = {**progress.get("config", {}), **{name: progress.get(name) for name in ("task", "horizon")}}
-        different = [name for name in ours if ours[name] != theirs.get(name)]
-        if different:
+        theirs = {**progress.config, "task": progress.task, "horizon": progress.horizon}
+        if different := [name for name in ours if ours[name] != theirs.get(name)]:
             raise checkpoint.CheckpointError(
                 f"the checkpoint in '{directory}' belongs to another run; different: {', '.join(different)}"
             )
+        self.policy.load_state_dict(checkpoint.load_policy(directory).state_dict())
+        _load_optimiser(self.agent.optimiser, checkpoint.load_tensors(directory / OPTIMISER_FILE))
+        self.iteration = progress.iteration
+        self.best_return = -np.inf if progress.best_return is None else progress.best_return
+        self.agent.skipped_in_a_row = progress.skipped_in_a_row
+        return progress.telemetry
+
+
+def _read_progress(directory: Path) -> TrainProgress:
+    path = directory / PROGRESS_FILE
+    try:
+        return msgspec.json.decode(checkpoint.read_bytes(path), type=TrainProgress)
+    except UNREADABLE as error:
+        reason = f"is damaged or no checkpoint of this version: {error}"
+        raise checkpoint.CheckpointError(f"'{path}' {reason}") from None
 
 
 def _share_out(envs: Sequence[GrowthEnv], run: Callable[[GrowthEnv], T]) -> list[T]:

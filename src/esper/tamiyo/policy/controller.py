@@ -8,7 +8,7 @@ from torch import Tensor
 
 from esper.leyline import ActionSpace, Decisions, EpochFacts, PolicyOutput, SlotTable
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Hidden, PolicyDecision
-from esper.tamiyo.policy.observer import Observation, Observer
+from esper.tamiyo.policy.features import Observation, Observer
 
 
 class PolicyController:

@@ -1,17 +1,24 @@
-"""Observations of a policy, computed from the feature table for all environments at once.
+"""Observations of a policy: features, blueprint indices and masks of all environments.
 
-Number and names of the features are derived from the feature table; a policy checkpoint stores the names.
+Number and names of the features are derived from the feature table; a policy checkpoint stores the names. The
+capacity of a policy is the number of slots in its observation. For a model with fewer slots than the
+capacity, the remaining slots of the observation are empty and have no legal op.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.leyline import SlotConfig, SlotTable, TrainingSignals
+from esper.leyline import ActionSpace, EpochFacts, EsperError, SlotConfig, SlotTable, TrainingSignals
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.feature_table import BASE_FEATURES, CONTEXT_FEATURES, SLOT_FEATURES, Array, Shared
+from esper.tamiyo.tracker import SignalTracker
 
 BASE_SIZE: Final = sum(len(feature.columns) for feature in BASE_FEATURES)
 SLOT_SIZE: Final = sum(len(feature.columns) for feature in SLOT_FEATURES)
@@ -87,3 +94,70 @@ def batch_obs_to_features(
     slots *= shared.active[:, :, None]
     features, blueprints = torch.from_numpy(obs), torch.from_numpy(reports.blueprint.copy())
     return (features, blueprints) if device == "cpu" else (features.to(device), blueprints.to(device))
+
+
+# --- observations -----------------------------------------------------------------------------------
+
+
+class CapacityError(EsperError):
+    """Error: a model has more slots than the capacity of the policy."""
+
+
+def check_capacity(num_slots: int, capacity: int) -> None:
+    """Raise ``CapacityError`` if a model has more slots than the policy's capacity."""
+    if num_slots > capacity:
+        raise CapacityError(
+            f"a policy with room for {capacity} slots cannot serve a host with {num_slots};"
+            f" train one with --capacity {num_slots} or more"
+        )
+
+
+class Observation(NamedTuple):
+    """Observation of all environments: the inputs of a policy for one decision."""
+
+    features: Tensor
+    """Scaled and clipped features ``[env, feature]``."""
+    blueprint_indices: Tensor
+    """Index of the blueprint in every slot ``[env, slot]``, -1 for empty slots."""
+    masks: ActionMasks
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Observation:
+        """Return the observation with every tensor ``x`` replaced by ``change(x)``."""
+        return Observation(change(self.features), change(self.blueprint_indices), self.masks.each(change))
+
+
+class Observer:
+    """Computes the observations of several environments, including trends over the last epochs.
+
+    Args:
+        num_envs: Number of environments.
+        num_slots: Number of slots of the model.
+        capacity: Number of slots in an observation, at least ``num_slots``.
+        context: Whether to append the context features.
+    """
+
+    def __init__(self, num_envs: int, num_slots: int, capacity: int, *, context: bool = False) -> None:
+        check_capacity(num_slots, capacity)
+        self._slots = SlotConfig.of_count(capacity)
+        self._context = context
+        self._tracker = SignalTracker(num_envs)
+        self._wide = SlotTable.empty(num_envs, capacity)
+        self._wide.enabled[:] = False
+
+    def reset(self) -> None:
+        """Clear the trends: the next observation is the first of a new episode in every environment."""
+        self._tracker.reset()
+
+    def observe(self, facts: EpochFacts, table: SlotTable, space: ActionSpace) -> Observation:
+        """Return the observation of all environments after an epoch."""
+        signals = self._tracker.update(facts)
+        shown = self._widened(table)
+        features, blueprints = batch_obs_to_features(signals, shown, self._slots, context=self._context)
+        return Observation(features, blueprints, compute_batch_masks(shown, space))
+
+    def _widened(self, table: SlotTable) -> SlotTable:
+        if table.num_slots == self._slots.num_slots:
+            return table
+        for name, array in table.arrays().items():
+            getattr(self._wide, name)[:, : table.num_slots] = array
+        return self._wide

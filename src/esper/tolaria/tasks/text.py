@@ -13,9 +13,8 @@ from torch import Tensor
 
 from esper.leyline.errors import DataError
 from esper.tolaria.data import GuardedTest, Samples, Splits
-from esper.tolaria.objective import NEXT_TOKEN
 from esper.tolaria.readers.files import find_data, read_bytes, read_text
-from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
+from esper.tolaria.tasks.spec import NEXT_TOKEN, InstanceDistribution, TaskSpec, scaling_study
 
 VOCABULARY: Final = 256
 CONTEXT: Final = 32

@@ -14,8 +14,14 @@ from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import check_modes, find_sites
 from esper.leyline import DataError, EsperError, HostError, LifecycleRules
 from esper.tolaria.data import GuardedTest, Samples, Splits, digest_of
-from esper.tolaria.objective import CLASSIFICATION, Objective, regression
-from esper.tolaria.tasks.spec import InstanceDistribution, OptimiserKind, TaskSpec
+from esper.tolaria.tasks.spec import (
+    CLASSIFICATION,
+    InstanceDistribution,
+    Objective,
+    OptimiserKind,
+    TaskSpec,
+    regression,
+)
 
 
 def module_task(  # noqa: PLR0913  all but three by name

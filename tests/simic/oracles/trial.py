@@ -11,12 +11,12 @@ import torch
 from esper.leyline import Head, SlotConfig, derive_seed
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import PPOConfig
-from esper.simic.oracles.toy_envs import NUM_SLOTS, Oracle
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, PolicyShape
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.distributions import MaskedCategorical
 from esper.tamiyo.policy.features import get_feature_size
+from tests.simic.oracles.toy_envs import NUM_SLOTS, Oracle
 
 OracleClass = type[Oracle]
 

@@ -16,8 +16,7 @@ from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, Lifecy
 from esper.leyline.protocols import PolicyOutput
 from esper.simic.training.policy_env import PolicyStep
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE
-from esper.tamiyo.policy.observer import Observation
+from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, Observation
 
 Actions = NDArray[np.int64]
 Rewards = NDArray[np.float64]

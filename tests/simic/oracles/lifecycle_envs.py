@@ -17,9 +17,9 @@ from esper.kasmina import actuator
 from esper.leyline import EpochFacts, GradientStatistics, SlotConfig, SlotTable, Stage, legal_slots_by_op
 from esper.leyline.factored_actions import BLUEPRINT_NAMES, BlueprintAction, Head, LifecycleOp, canonicalise
 from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 from esper.simic.rewards.families import FAMILIES, RewardFunction, RewardInputs, total
-from esper.tamiyo.policy.observer import Observation, Observer
+from esper.tamiyo.policy.features import Observation, Observer
+from tests.simic.oracles.toy_envs import NUM_SLOTS, PARAMS, Actions, Oracle, Rewards
 
 NOISE = 2.0
 """Standard deviation of the noise in measured scores and contributions, in points of score."""

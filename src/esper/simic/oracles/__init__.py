@@ -1,1 +1,0 @@
-"""Oracle environments, whose best return is known, for tests, experiments and benchmarks of PPO."""
