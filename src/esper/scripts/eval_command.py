@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from rich import box
@@ -19,10 +19,12 @@ from esper.scripts.flags import parse_words, say_where
 from esper.simic.config import MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
-from esper.tolaria.env import EpisodeReport
+
+if TYPE_CHECKING:
+    from esper.tolaria.env import EpisodeReport
 
 CONTROLS = ("heuristic", "random", "off")
-Reports = list[list[EpisodeReport]]
+Reports = list[list["EpisodeReport"]]
 """Episode reports of one arm, indexed ``[rng seed][episode]``."""
 
 
@@ -133,7 +135,7 @@ def run_arms(
     return {arm: [found[arm, rng_seed] for rng_seed in rng_seeds] for arm in arms}
 
 
-def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], list[EpisodeReport]]:
+def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], "list[EpisodeReport]"]:
     from esper.run.arm import run_one_episode
 
     return (arm, config.rng_seed), [run_one_episode(config, number) for number in range(config.episodes)]
