@@ -1,6 +1,8 @@
 """``esper eval CHECKPOINT``: comparison of a trained policy with three controls (heuristic, random, off) on
 test rng seeds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -135,7 +137,7 @@ def run_arms(
     return {arm: [found[arm, rng_seed] for rng_seed in rng_seeds] for arm in arms}
 
 
-def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], "list[EpisodeReport]"]:
+def _run_seed(arm: str, config: RunConfig) -> tuple[tuple[str, int], list[EpisodeReport]]:
     from esper.run.arm import run_one_episode
 
     return (arm, config.rng_seed), [run_one_episode(config, number) for number in range(config.episodes)]
