@@ -1,11 +1,13 @@
 """``esper eval CHECKPOINT``: comparison of a trained policy with three controls (heuristic, random, off) on
 test rng seeds."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 from rich import box
@@ -19,10 +21,12 @@ from esper.scripts.flags import parse_words, say_where
 from esper.simic.config import MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
-from esper.tolaria.env import EpisodeReport
+
+if TYPE_CHECKING:
+    from esper.tolaria.env import EpisodeReport
 
 CONTROLS = ("heuristic", "random", "off")
-Reports = list[list[EpisodeReport]]
+Reports = list[list["EpisodeReport"]]
 """Episode reports of one arm, indexed ``[rng seed][episode]``."""
 
 
