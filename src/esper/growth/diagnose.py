@@ -20,16 +20,17 @@ from esper.growth.growth import Growth
 from esper.growth.race import Course, Heat, race_of
 from esper.growth.race_runners import Blueprints, Limit
 from esper.growth.torch_wrappers import unwrapped
-from esper.kasmina.sites import find_sites
+from esper.kasmina.sites import Site, find_sites
 from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import BlueprintError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
-    "feature_map": ("stack", "conv_light", "conv_heavy"),
-    "tokens": ("stack", "mlp_small", "attention"),
-    "features": ("stack", "lora", "mlp_small"),
+    "feature_map": ("stack", "widen", "conv_light", "conv_heavy"),
+    "tokens": ("stack", "widen", "mlp_small", "attention"),
+    "features": ("stack", "widen", "lora", "mlp_small"),
 }
-"""Default candidates for each topology: one more block, a cheap side module and a larger one."""
+"""Default candidates for each topology: one more block, more hidden units, a cheap side module and a larger
+one."""
 DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
 
 
@@ -57,7 +58,8 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         minutes: Largest duration of the diagnosis in minutes.
         budget: Largest compute of the diagnosis in FLOPs.
         slots: Names or globs of the submodules after which seeds are tried, or ``"auto"``.
-        blueprints: Names of the blueprints to try; two per topology unless given.
+        blueprints: Names of the blueprints to try; one more block, more hidden units and
+            side modules unless given.
         sample: Input that the network is called with; required if it cannot be read from a training batch.
         optimizer: Optimiser whose copy trains the control (the network without a seed) at its initial
             learning rate; without an optimiser, the control is trained by Adam at the best of three learning
@@ -83,7 +85,7 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         sites = find_sites(race.host, slots, sample)
         race.find_candidates(sites, tried, sample)
         if not race.candidates:
-            reasons = {site.refusal for site in sites if site.refusal} if named == ["stack"] else ()
+            reasons = _refusals(sites, named)
             because = f" ({min(reasons)})" if reasons else ""
             raise BlueprintError(
                 f"none of the blueprints fits a place{because}; name others with blueprints=[…]"
@@ -92,6 +94,12 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         diagnosis = race.diagnosis()
         diagnosis.sample = sample
         return diagnosis
+
+
+def _refusals(sites: Sequence[Site], named: Sequence[str] | None) -> set[str]:
+    """Return the reasons why none of the ``sites`` can hold a seed of the only blueprint that was named."""
+    reasons = {"stack": [site.refusal for site in sites], "widen": [site.no_pair for site in sites]}
+    return {reason for name in named or () for reason in reasons.get(name, ()) if reason}
 
 
 def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool = True) -> nn.Module:

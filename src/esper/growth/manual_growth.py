@@ -19,12 +19,13 @@ from esper.kasmina import lifecycle, network_file, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
+from esper.kasmina.dry_run import call_order
 from esper.kasmina.health import statistics_of, tensor_norms
 from esper.kasmina.incubation import shadow_loss_of
 from esper.kasmina.network import Births, MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
-from esper.kasmina.sites import call_order, check_modes, find_sites
+from esper.kasmina.sites import check_modes, find_sites
 from esper.kasmina.slot import notice_hooks
 from esper.kasmina.transaction import Transaction, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
@@ -312,10 +313,8 @@ class ManualGrowth:
         self.network.follow_state()
         for slot in list(self.network.incubating):
             self.prune(self.network.sites[slot].name)
-        groups = self.network.groups
-        leave = (lambda parameters: groups.leave(-1, parameters)) if groups else (lambda _: None)
         self._change.keep(plain.slot_weights(self.net))
-        grown = plain.finish(self.net, self.sample, merge=merge, leave=leave)
+        grown = plain.finish(self.net, self.sample, merge=merge, groups=self.network.groups)
         for module in self._copies.modules:
             self._change.keep(plain.slot_weights(module))
             plain.finish(module, self.sample, merge=merge)
@@ -343,7 +342,8 @@ class ManualGrowth:
                 return []
             for slot in list(self.network.incubating):
                 self.network.remove(slot)
-            untraced = [name for module in (self.net, *self._copies.modules) for name in plain.settle(module)]
+            untraced = plain.settle(self.net, self.network.groups)
+            untraced += [name for module in self._copies.modules for name in plain.settle(module)]
             self._processes.close()
             self._finished = True
         return untraced

@@ -41,6 +41,7 @@ from esper.growth.race_runners import (
 from esper.kasmina.compute import flop_counter
 from esper.kasmina.contributions import evaluating
 from esper.kasmina.sites import Site
+from esper.kasmina.widening import WidthGraft
 from esper.leyline import DataError
 
 
@@ -76,9 +77,9 @@ stays after the first heat."""
 RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 """Settings of a race inside ``esper.grow``: two heats."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
-    "feature_map": ("stack", "conv_light"),
-    "tokens": ("stack", "mlp_small", "attention"),
-    "features": ("stack", "mlp_small"),
+    "feature_map": ("stack", "widen", "conv_light"),
+    "tokens": ("stack", "widen", "mlp_small", "attention"),
+    "features": ("stack", "widen", "mlp_small"),
 }
 """Blueprints of the candidates in a race inside ``esper.grow``, by topology."""
 VALIDATION_SAMPLES: Final = 2048
@@ -178,31 +179,41 @@ class Race:
         """Score every candidate by the slope of the validation loss along the training gradient of its new
         seed.
 
-        One forward pass contains all candidate seeds, because the output of a new seed is exactly zero. One
-        backward pass gives the training gradients g of all candidate seeds, another the validation gradients
-        v. The score of a candidate is <g, v> / |g|, from training gradient g and validation gradient v of its
-        seed.
+        One forward pass contains many candidate seeds, because the output of a new seed is exactly zero. One
+        backward pass gives the training gradients g of these candidate seeds, another the validation
+        gradients v. The score of a candidate is <g, v> / |g|, from training gradient g and validation
+        gradient v of its seed.
         """
-        with evaluating(self.host), ExitStack() as stack, self.limit.charged(self._scoring_flops()):
-            for each in self.candidates:
-                stack.enter_context(grafted(self.host, each.site, each.graft))
-            train = self._gradients(self.training)
-            held_out = self._gradients(self._some_parts())
-        for each, g, v in zip(self.candidates, train, held_out, strict=True):
-            each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
+        with evaluating(self.host), self.limit.charged(self._scoring_flops()):
+            for group in self._scored_together():
+                with ExitStack() as stack:
+                    for each in group:
+                        stack.enter_context(grafted(self.host, each.site, each.graft))
+                    train = self._gradients(group, self.training)
+                    held_out = self._gradients(group, self._some_parts())
+                for each, g, v in zip(group, train, held_out, strict=True):
+                    each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
         self.candidates.sort(key=lambda each: -each.first_order)
+
+    def _scored_together(self) -> list[list[Candidate]]:
+        """Return the candidates in groups that fit into one forward pass: a side module cannot receive the
+        hidden units that another candidate adds."""
+        wider = [each for each in self.candidates if isinstance(each.graft, WidthGraft)]
+        others = [each for each in self.candidates if not isinstance(each.graft, WidthGraft)]
+        return [group for group in (wider, others) if group]
 
     def _some_parts(self) -> list[Any]:
         return self.probe.parts[:: max(1, len(self.probe.parts) // FIRST_ORDER_BATCHES)]
 
     def _scoring_flops(self) -> float:
         samples = sum(map(size_of, [*self.training, *self._some_parts()]))
-        return samples * (2 * self.host_flops + 3 * sum(each.flops for each in self.candidates))
+        passes = 2 * len(self._scored_together())
+        return samples * (passes * self.host_flops + 3 * sum(each.flops for each in self.candidates))
 
-    def _gradients(self, batches: Sequence[Any]) -> list[Tensor]:
-        """Return for every candidate the mean gradient of its seed, as a flat vector."""
-        parameters = [list(each.graft.parameters()) for each in self.candidates]
-        for each in self.candidates:
+    def _gradients(self, group: Sequence[Candidate], batches: Sequence[Any]) -> list[Tensor]:
+        """Return the mean gradient of the seed of every candidate in ``group``, as a flat vector."""
+        parameters = [list(each.graft.parameters()) for each in group]
+        for each in group:
             each.graft.zero_grad()
         for batch in batches:
             (loss_of(self.host, batch, self.loss) / len(batches)).backward()

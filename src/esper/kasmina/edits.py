@@ -23,6 +23,8 @@ LAYER_NUMBERS: Final = ("layer_idx", "layer_id", "layer_index", "layer_number", 
 """Attributes in which modules of a block store the position of the block."""
 _COUNTS: Final = ("layer", "block", "depth", "hidden_group")
 """Parts of the names of attributes that count the blocks of a container or have one entry per block."""
+_WIDTHS: Final = ("intermediate", "ffn", "inner", "mlp", "d_ff", "feedforward")
+"""Parts of the names of attributes that state the number of hidden units."""
 
 
 class Argument(NamedTuple):
@@ -165,6 +167,11 @@ def numbers_layers(name: str) -> bool:
     return any(part in name for part in _COUNTS)
 
 
+def names_width(name: str) -> bool:
+    """Return whether an attribute of this name may be the number of hidden units of an MLP."""
+    return any(part in name for part in _WIDTHS)
+
+
 # --- search for insertions ----------------------------------------------------------------------------------
 
 
@@ -295,7 +302,7 @@ def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], 
                 f"a copy of '{path}' in '{insertion.container}' runs {times} times in one forward pass: the"
                 " network selects its blocks by number, or counts them elsewhere"
             )
-        if len(found) != len(wanted) or not all(map(_equal, found, wanted)):
+        if len(found) != len(wanted) or not all(map(equal_outputs, found, wanted)):
             raise HostError(
                 f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
                 " depends on the number of blocks"
@@ -306,7 +313,8 @@ def _try(net: nn.Module, path: str, insertion: Insertion, wanted: list[Tensor], 
         container.remove(twin)
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def equal_outputs(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors are bit-equal; NaN is equal to NaN."""
     return torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
@@ -324,16 +332,13 @@ def _check_rebuilt(net: nn.Module, container: str) -> None:
     """Raise HostError unless a network that is built from the present configuration has the parameters of
     ``net`` and the same blocks in ``container``; networks without ``from_pretrained`` are not checked.
     """
-    parts = container.split(".")
-    owners = (".".join(parts[:end]) for end in range(len(parts)))
-    path = next((p for p in owners if hasattr(type(net.get_submodule(p)), "from_pretrained")), None)
+    path = pretrained_owner(net, container)
     if path is None:
         return
     owner = net.get_submodule(path)
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        rebuilt = type(owner)(copy.deepcopy(owner.config))
+    built = rebuilt(owner)
     inside = container.removeprefix(path).removeprefix(".")
-    ours, theirs = _described(owner, inside), _described(rebuilt, inside)
+    ours, theirs = _described(owner, inside), _described(built, inside)
     for one, other in zip_longest(ours, theirs):
         if one != other:
             name = (one or other)[0]
@@ -341,6 +346,20 @@ def _check_rebuilt(net: nn.Module, container: str) -> None:
                 f"{type(owner).__name__} with one more block differs from the {type(owner).__name__} that its"
                 f" configuration describes, in '{name}'; from_pretrained could not read it"
             )
+
+
+def pretrained_owner(net: nn.Module, path: str) -> str | None:
+    """Return the path of the outermost module around ``path`` that has ``from_pretrained``."""
+    parts = path.split(".")
+    owners = (".".join(parts[:end]) for end in range(len(parts)))
+    return next((p for p in owners if hasattr(type(net.get_submodule(p)), "from_pretrained")), None)
+
+
+def rebuilt(owner: nn.Module) -> nn.Module:
+    """Return a module without weights that is built from the present configuration of ``owner``."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        built: nn.Module = type(owner)(copy.deepcopy(owner.config))
+    return built
 
 
 def _described(net: nn.Module, container: str) -> list[tuple[str, Any]]:

@@ -21,6 +21,7 @@ from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Output, Site
 from esper.kasmina.slot import SeedSlot, attach
 from esper.kasmina.transaction import Transaction
+from esper.kasmina.widening import Pair
 from esper.leyline.errors import EsperError, HostError
 
 FORMAT: Final = 1
@@ -137,12 +138,13 @@ def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Mo
 
 
 def _plain_site(site: Site) -> dict[str, Any]:
-    insertion = site.insertion and site.insertion.plain()
-    return asdict(site) | {"output": list(site.output), "insertion": insertion}
+    edits = {"insertion": site.insertion and site.insertion.plain(), "pair": site.pair and site.pair.plain()}
+    return asdict(site) | {"output": list(site.output)} | edits
 
 
 def _site(entry: dict[str, Any]) -> Site:
     swap = entry["swap"] and tuple(entry["swap"])
     insertion = entry.get("insertion") and Insertion.of(entry["insertion"])
+    pair = entry.get("pair") and Pair.of(entry["pair"])
     parts = {"output": Output(*entry["output"]), "shape": tuple(entry["shape"])}
-    return Site(**entry | parts | {"swap": swap, "insertion": insertion})
+    return Site(**entry | parts | {"swap": swap, "insertion": insertion, "pair": pair})

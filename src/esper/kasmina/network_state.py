@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import blueprint_named
-from esper.kasmina.graft import BlockGraft, Graft, SideGraft, description_of
+from esper.kasmina.graft import BlockGraft, Graft, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
 from esper.kasmina.transaction import Transaction
 from esper.leyline import SlotTable
@@ -43,7 +43,7 @@ def load_state(model: MorphogeneticModel, state: dict[str, Any]) -> None:
         check_state(model.slots, model.host, state)
         grafts = loaded_grafts(model.slots, model.host, state["host"])
     for slot in model.slots:
-        if isinstance(slot.graft, SideGraft):
+        if slot.graft is not None and not isinstance(slot.graft, BlockGraft):
             slot.remove()
     model.host.load_state_dict(without_seeds(state["host"]))
     for slot, graft, kept in zip(model.slots, grafts, state["slots"], strict=True):

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_map_only
@@ -27,6 +28,29 @@ SEED_NAME: Final = "esper_slot"
 """Name that occurs in the path of every parameter of a seed."""
 
 Group = dict[str, Any]
+
+
+class Enlarged(NamedTuple):
+    """Parameter to which rows or columns were appended."""
+
+    parameter: nn.Parameter
+    new: nn.Parameter | None
+    """Parameter with the values that were appended; None if zeros were appended."""
+    axis: int
+    before: torch.Size
+    """Shape of ``parameter`` before the change."""
+    added: int
+    """Number of rows or columns that were appended."""
+
+    def joined(self, old: Tensor, new: Tensor | None) -> Tensor:
+        """Append ``new``, or zeros, to ``old``; on other axes ``new`` is padded with zeros to the size of
+        ``old``."""
+        shape = [*old.shape]
+        shape[self.axis] = self.added
+        appended = old.new_zeros(shape)
+        if new is not None:
+            appended[tuple(map(slice, new.shape))] = new
+        return torch.cat([old, appended], self.axis)
 
 
 class OptimizerGroups:
@@ -118,6 +142,28 @@ class OptimizerGroups:
             if source is not None and source is target and theirs in source.state and id(ours) not in fresh:
                 source.state[ours] = clone_tree(source.state[theirs])
 
+    def enlarge(self, enlarged: Iterable[Enlarged]) -> None:
+        """Append the optimiser state of new parameters to that of the parameters to which their values were
+        appended, and remove the new parameters from their groups.
+
+        A state without one value per element of its parameter cannot be enlarged and is deleted.
+        """
+        changes = list(enlarged)
+        for change in changes:
+            optimiser = self._optimiser_of(change.parameter)
+            if optimiser is None:
+                continue
+            old = optimiser.state.get(change.parameter, {})
+            new = {} if change.new is None else optimiser.state.get(change.new, {})
+            if old or new:
+                joined = _joined_state(change, old, new, self._group_of(change.parameter))
+                optimiser.state.pop(change.parameter, None)
+                optimiser.state.update({} if joined is None else {change.parameter: joined})
+        self.leave(-1, [change.new for change in changes if change.new is not None])
+
+    def _group_of(self, parameter: nn.Parameter) -> Group:
+        return next(g for _, g in self._groups if any(p is parameter for p in g["params"]))
+
     def state(self) -> dict[str, Any]:
         """Return the state dicts of the optimisers, and the order in which the seeds with separate groups
         were added."""
@@ -187,6 +233,41 @@ class OptimizerGroups:
                 " optimizer=[muon, adamw], or choose a blueprint without biases (lora)"
             )
         return owner
+
+
+def _joined_state(change: Enlarged, old: Group, new: Group, group: Group) -> Group | None:
+    """Return the joined optimiser state of an enlarged parameter; None if it cannot be joined."""
+    joined: Group = {}
+    for name in {**old, **new}:
+        value, other = old.get(name), new.get(name)
+        known = value if value is not None else other
+        if not isinstance(known, Tensor) or known.ndim == 0:
+            joined[name] = known
+            continue
+        if value is None:
+            value = known.new_zeros(change.before)
+        if value.shape != change.before or (other is not None and other.shape != change.new.shape):  # type: ignore[union-attr]
+            return None
+        if other is not None:
+            other = other * _bias_correction(name, old, new, group)
+        joined[name] = change.joined(value, other)
+    return clone_tree(joined)
+
+
+_BETA_OF: Final = {"exp_avg": 0, "exp_avg_sq": 1, "max_exp_avg_sq": 1}
+"""Index of the beta with which optimisers like Adam average a state."""
+
+
+def _bias_correction(name: str, old: Group, new: Group, group: Group) -> float:
+    """Return the factor of a moment of new parameters that have made fewer steps than the old parameters.
+
+    Optimisers like Adam divide a moment by 1 - beta^steps, with the number of steps of the old parameters
+    after moments were joined. The factor preserves the quotient.
+    """
+    if name not in _BETA_OF or "betas" not in group or not ("step" in old and "step" in new):
+        return 1.0
+    beta = float(group["betas"][_BETA_OF[name]])
+    return (1.0 - beta ** float(old["step"])) / (1.0 - beta ** float(new["step"]))
 
 
 def host_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -10,19 +10,22 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.dry_run import call, tensors_in, untouched
+from esper.kasmina.enlargement import make_units_permanent, pair_parameters
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
@@ -35,10 +38,11 @@ summation; without a merge, outputs must be bit-equal.
 """
 
 Outputs = dict[str, list[Tensor]]
-Leave = Callable[[Iterable[nn.Parameter]], None]
 
 
-def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Leave = lambda _: None) -> bool:
+def finish(
+    net: nn.Module, sample: Any = None, *, merge: bool = False, groups: OptimizerGroups | None = None
+) -> bool:
     """Turn all slots of ``net`` into plain modules and compare the outputs before and after the conversion.
 
     Args:
@@ -46,11 +50,12 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
         sample: Input on which outputs are compared; without a sample each seed is compared on synthetic
             features.
         merge: Merge a linear seed after a linear layer into the weight of that layer; needs a sample.
-        leave: Function that is called with the parameters of merged seeds, to remove them from their
-            optimiser.
+        groups: Optimisers of the network, from which parameters of merged seeds are removed, and in which the
+            state of enlarged layers is enlarged.
 
     Returns:
-        Whether any seed became a ``torch.fx`` graph, because it was not merged into a layer.
+        Whether the class of the network, built from its configuration, would lack something: a seed that
+        became a ``torch.fx`` graph, or new hidden units.
 
     Raises:
         HostError: An output differs after the conversion; the message names the slot, and the network is
@@ -61,7 +66,8 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
         try:
             with Transaction([net]) as attempt:
                 attempt.keep(slot_weights(net))
-                graphs, merged = _convert(net, sample, wanted, merge=merge)
+                enlarged, is_described = make_units_permanent(net)
+                graphs, merged = _convert(net, sample, wanted, merge=merge, is_changed=bool(enlarged))
             break
         except HostError:
             again = _outputs(net, sample)
@@ -69,17 +75,23 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
             if stable.keys() == wanted.keys():
                 raise
             wanted = stable
-    leave(merged)
+    if groups is not None:
+        groups.leave(-1, merged)
+        groups.enlarge(enlarged)
     stop_checking(net)
     notice_hooks()
-    return graphs
+    return graphs or not is_described
 
 
-def _convert(net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool) -> tuple[bool, list[nn.Parameter]]:
+def _convert(
+    net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool, is_changed: bool
+) -> tuple[bool, list[nn.Parameter]]:
     """Turn all slots into plain modules; return whether a seed became a graph, and the parameters of merged
-    seeds."""
+    seeds. ``is_changed`` states whether weights were enlarged before."""
     merged: list[nn.Parameter] = []
     graphs = False
+    if is_changed:
+        _compare(wanted, _outputs(net, sample), "of new hidden units", exact=False)
     for path, slot in slots_of(net).items():
         graft, submodule = slot.graft, net.get_submodule(path)
         if graft is None:
@@ -93,17 +105,24 @@ def _convert(net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool) -> tu
             if sample is None:
                 _compare_seed(slot)
             _replace(submodule, slot, graph_of(graft, slot.site.output))
-        _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
+        _compare(wanted, _outputs(net, sample), slot.site.name, exact=not (merged or is_changed))
     return graphs, merged
 
 
-def settle(net: nn.Module) -> list[str]:
+def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
     """Turn all slots of ``net`` into plain modules without running the network.
+
+    Args:
+        net: Network with slots.
+        groups: Optimisers of the network, in which the state of enlarged layers is enlarged.
 
     Returns:
         Names of the slots whose seeds cannot be traced; these seeds stay in the network as modules of Esper.
     """
     untraced = []
+    enlarged, _ = make_units_permanent(net)
+    if groups is not None:
+        groups.enlarge(enlarged)
     for path, slot in slots_of(net).items():
         submodule = net.get_submodule(path)
         if slot.graft is None:
@@ -124,8 +143,9 @@ def settle(net: nn.Module) -> list[str]:
 
 
 def slot_weights(net: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters of the layers with slots, into which seeds may be merged."""
-    return [p for path in slots_of(net) for p in net.get_submodule(path).parameters(recurse=False)]
+    """Return the parameters into which seeds may be merged, or that new hidden units enlarge."""
+    own = [p for path in slots_of(net) for p in net.get_submodule(path).parameters(recurse=False)]
+    return list(dict.fromkeys([*own, *pair_parameters(net)]))
 
 
 def harvest(model: MorphogeneticModel) -> nn.Module:
@@ -169,7 +189,7 @@ def _finish_block(submodule: nn.Module, slot: SeedSlot, graft: BlockGraft) -> bo
 
 def _replace(submodule: nn.Module, slot: SeedSlot, hook: nn.Module) -> None:
     """Replace the slot and its forward hook by the module ``hook``."""
-    assert slot.handle is not None
+    assert isinstance(slot.handle, RemovableHandle)
     del submodule._modules[RESERVED]
     submodule.add_module(_free_name(submodule), hook.train(submodule.training))
     submodule._forward_hooks[slot.handle.id] = hook

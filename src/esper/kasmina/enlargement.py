@@ -1,0 +1,142 @@
+"""Conversion of new hidden units into units of the network's own layers.
+
+The weights of the units are appended to the parameters of the layers, which remain the same objects, so that
+optimisers still hold them. The caller enlarges the optimiser state with the returned ``Enlarged`` values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from esper.kasmina.edits import names_width
+from esper.kasmina.optimizer_groups import Enlarged
+from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
+from esper.kasmina.widening import PairLayers, SharedSize, WidthGraft
+
+
+def widened_slots(net: nn.Module) -> dict[str, SeedSlot]:
+    """Return the slots of ``net`` that hold new hidden units, by the path of their submodule."""
+    return {path: slot for path, slot in slots_of(net).items() if isinstance(slot.graft, WidthGraft)}
+
+
+def pair_parameters(net: nn.Module) -> list[nn.Parameter]:
+    """Return all parameters of the network that ``make_units_permanent`` enlarges."""
+    found = []
+    for slot in widened_slots(net).values():
+        layers = slot.place.layers
+        assert layers is not None
+        for each in (layers, *_same_size_layers(layers.shared)):
+            found += [p for module in each.modules() for p in module.parameters(recurse=False)]
+    return list(dict.fromkeys(found))
+
+
+@torch.no_grad()
+def make_units_permanent(net: nn.Module) -> tuple[list[Enlarged], bool]:
+    """Append all new hidden units to the layers of the network, and remove their slots and hooks.
+
+    If one attribute of a configuration states the number of hidden units of all blocks, blocks with fewer
+    units get units with zero weights, and the attribute is changed.
+
+    Returns:
+        The enlarged parameters, and whether the configurations of all layers describe their new size.
+    """
+    slots = widened_slots(net)
+    enlarged: list[Enlarged] = []
+    shared: dict[tuple[int, str], SharedSize] = {}
+    is_described = True
+    for path, slot in slots.items():
+        graft, layers = slot.held, slot.place.layers
+        assert isinstance(graft, WidthGraft)
+        assert layers is not None
+        is_described &= layers.shared is not None
+        if layers.shared is not None:
+            shared[id(layers.shared.blocks), layers.shared.names.second] = layers.shared
+        slot.remove()
+        del net.get_submodule(path)._modules[RESERVED]
+        enlarged += _append_units(layers, graft)
+    for size in shared.values():
+        enlarged += _equalise(size)
+    return enlarged, is_described
+
+
+def _append_units(layers: PairLayers, graft: WidthGraft) -> Iterator[Enlarged]:
+    """Append the weights of new hidden units to the parameters and statistics of a pair of layers."""
+    for layer, new in zip(layers.first, graft.seed.inner, strict=True):
+        yield from _append_rows(layer, dict(new.named_parameters()), graft.count)
+    if layers.norm is not None and graft.seed.norm is not None:
+        yield from _append_rows(layers.norm, dict(graft.seed.norm.named_parameters()), graft.count)
+        _append_statistics(layers.norm, graft.seed.norm)
+    outgoing = graft.seed.outer.get_parameter("weight")
+    yield _append(layers.second.get_parameter("weight"), outgoing, 1, graft.count, float(graft.alpha))
+    _state_sizes(layers)
+
+
+def _append_rows(layer: nn.Module, new: dict[str, nn.Parameter], count: int) -> Iterator[Enlarged]:
+    for name, parameter in layer.named_parameters(recurse=False):
+        yield _append(parameter, new.get(name), 0, count)
+
+
+def _append_statistics(norm: nn.Module, new: nn.Module) -> None:
+    for name in ("running_mean", "running_var"):
+        statistics = getattr(norm, name)
+        if statistics is not None:
+            setattr(norm, name, torch.cat([statistics, getattr(new, name)]))
+
+
+def _state_sizes(layers: PairLayers) -> None:
+    """Set the attributes in which layers state their sizes."""
+    second: Any = layers.second
+    for module in layers.modules():
+        for name in ("out_features", "out_channels", "num_features"):
+            if module is not second and hasattr(module, name):
+                setattr(module, name, layers.hidden)
+    setattr(second, "in_features" if hasattr(second, "in_features") else "in_channels", layers.hidden)
+
+
+def _append(
+    parameter: nn.Parameter, new: nn.Parameter | None, axis: int, count: int, scale: float = 1.0
+) -> Enlarged:
+    """Append ``count`` rows or columns to the values of a parameter: those of ``new`` times ``scale``, or
+    zeros."""
+    enlarged = Enlarged(parameter, new, axis, parameter.shape, count)
+    values = enlarged.joined(parameter.data, None if new is None else scale * new.data)
+    is_channels_last = values.ndim == 4 and not parameter.is_contiguous()
+    memory = torch.channels_last if is_channels_last else torch.contiguous_format
+    parameter.data = values.contiguous(memory_format=memory)
+    parameter.grad = None
+    return enlarged
+
+
+# --- blocks that must have the same size --------------------------------------------------------------------
+
+
+def _same_size_layers(size: SharedSize | None) -> list[PairLayers]:
+    """Return the layers of the pair of every block."""
+    return [] if size is None else [PairLayers.of(block, size.names) for block in size.blocks]
+
+
+def _equalise(size: SharedSize) -> Iterator[Enlarged]:
+    """Append units with zero weights to all blocks with fewer hidden units than the widest block, and state
+    the new number in the configuration."""
+    pairs = _same_size_layers(size)
+    hidden = max(layers.hidden for layers in pairs)
+    for block, layers in zip(size.blocks, pairs, strict=True):
+        count = hidden - layers.hidden
+        if count:
+            yield from _append_zeros(layers, count)
+        for module in block.modules():
+            for name, value in vars(module).items():
+                if names_width(name) and type(value) is int and value == size.before:
+                    setattr(module, name, hidden)
+    setattr(size.config, size.attribute, hidden)
+
+
+def _append_zeros(layers: PairLayers, count: int) -> Iterator[Enlarged]:
+    for layer in layers.first:
+        yield from _append_rows(layer, {}, count)
+    yield _append(layers.second.get_parameter("weight"), None, 1, count)
+    _state_sizes(layers)
