@@ -1,7 +1,8 @@
 """Conversion of new hidden units into units of the network's own layers.
 
-The weights of the units are appended to the parameters of the layers, which remain the same objects, so that
-optimisers still hold them. The caller enlarges the optimiser state with the returned ``Enlarged`` values.
+The weights of the units are appended to the weights of the layers. A layer gets new ``Parameter`` objects,
+because autograd does not allow another shape for a parameter of which an earlier loss is still referenced.
+The caller replaces the parameters in the optimisers, with the returned ``Enlarged`` values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.edits import names_width
-from esper.kasmina.optimizer_groups import Enlarged
+from esper.kasmina.optimizer_groups import Enlarged, joined
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
 from esper.kasmina.widening import PairLayers, SharedSize, WidthGraft
 
@@ -21,17 +22,6 @@ from esper.kasmina.widening import PairLayers, SharedSize, WidthGraft
 def widened_slots(net: nn.Module) -> dict[str, SeedSlot]:
     """Return the slots of ``net`` that hold new hidden units, by the path of their submodule."""
     return {path: slot for path, slot in slots_of(net).items() if isinstance(slot.graft, WidthGraft)}
-
-
-def pair_parameters(net: nn.Module) -> list[nn.Parameter]:
-    """Return all parameters of the network that ``make_units_permanent`` enlarges."""
-    found = []
-    for slot in widened_slots(net).values():
-        layers = slot.place.layers
-        assert layers is not None
-        for each in (layers, *_same_size_layers(layers.shared)):
-            found += [p for module in each.modules() for p in module.parameters(recurse=False)]
-    return list(dict.fromkeys(found))
 
 
 @torch.no_grad()
@@ -71,13 +61,13 @@ def _append_units(layers: PairLayers, graft: WidthGraft) -> Iterator[Enlarged]:
         yield from _append_rows(layers.norm, dict(graft.seed.norm.named_parameters()), graft.count)
         _append_statistics(layers.norm, graft.seed.norm)
     outgoing = graft.seed.outer.get_parameter("weight")
-    yield _append(layers.second.get_parameter("weight"), outgoing, 1, graft.count, float(graft.alpha))
+    yield _append(layers.second, "weight", outgoing, 1, graft.count, float(graft.alpha))
     _state_sizes(layers)
 
 
 def _append_rows(layer: nn.Module, new: dict[str, nn.Parameter], count: int) -> Iterator[Enlarged]:
-    for name, parameter in layer.named_parameters(recurse=False):
-        yield _append(parameter, new.get(name), 0, count)
+    for name, _ in list(layer.named_parameters(recurse=False)):
+        yield _append(layer, name, new.get(name), 0, count)
 
 
 def _append_statistics(norm: nn.Module, new: nn.Module) -> None:
@@ -98,17 +88,18 @@ def _state_sizes(layers: PairLayers) -> None:
 
 
 def _append(
-    parameter: nn.Parameter, new: nn.Parameter | None, axis: int, count: int, scale: float = 1.0
+    layer: nn.Module, name: str, new: nn.Parameter | None, axis: int, count: int, scale: float = 1.0
 ) -> Enlarged:
-    """Append ``count`` rows or columns to the values of a parameter: those of ``new`` times ``scale``, or
+    """Append ``count`` rows or columns to a parameter of a layer: the values of ``new`` times ``scale``, or
     zeros."""
-    enlarged = Enlarged(parameter, new, axis, parameter.shape, count)
-    values = enlarged.joined(parameter.data, None if new is None else scale * new.data)
-    is_channels_last = values.ndim == 4 and not parameter.is_contiguous()
+    old = layer.get_parameter(name)
+    values = joined(old, None if new is None else scale * new, axis, count)
+    is_channels_last = values.ndim == 4 and not old.is_contiguous()
     memory = torch.channels_last if is_channels_last else torch.contiguous_format
-    parameter.data = values.contiguous(memory_format=memory)
-    parameter.grad = None
-    return enlarged
+    parameter = nn.Parameter(values.contiguous(memory_format=memory), requires_grad=old.requires_grad)
+    vars(parameter).update(vars(old))
+    setattr(layer, name, parameter)
+    return Enlarged(old, parameter, new, axis, count)
 
 
 # --- blocks that must have the same size --------------------------------------------------------------------
@@ -138,5 +129,5 @@ def _equalise(size: SharedSize) -> Iterator[Enlarged]:
 def _append_zeros(layers: PairLayers, count: int) -> Iterator[Enlarged]:
     for layer in layers.first:
         yield from _append_rows(layer, {}, count)
-    yield _append(layers.second.get_parameter("weight"), None, 1, count)
+    yield _append(layers.second, "weight", None, 1, count)
     _state_sizes(layers)

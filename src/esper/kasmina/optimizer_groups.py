@@ -31,26 +31,27 @@ Group = dict[str, Any]
 
 
 class Enlarged(NamedTuple):
-    """Parameter to which rows or columns were appended."""
+    """Parameter that was replaced by a larger one, with additional rows or columns."""
 
+    old: nn.Parameter
     parameter: nn.Parameter
+    """Parameter that replaces ``old``."""
     new: nn.Parameter | None
-    """Parameter with the values that were appended; None if zeros were appended."""
+    """Parameter with the values of the additional rows or columns; None if they are zero."""
     axis: int
-    before: torch.Size
-    """Shape of ``parameter`` before the change."""
     added: int
-    """Number of rows or columns that were appended."""
+    """Number of additional rows or columns."""
 
-    def joined(self, old: Tensor, new: Tensor | None) -> Tensor:
-        """Append ``new``, or zeros, to ``old``; on other axes ``new`` is padded with zeros to the size of
-        ``old``."""
-        shape = [*old.shape]
-        shape[self.axis] = self.added
-        appended = old.new_zeros(shape)
-        if new is not None:
-            appended[tuple(map(slice, new.shape))] = new
-        return torch.cat([old, appended], self.axis)
+
+def joined(old: Tensor, new: Tensor | None, axis: int, added: int) -> Tensor:
+    """Append ``added`` rows or columns to ``old``: those of ``new``, padded with zeros to the size of ``old`` on
+    other axes; zeros if ``new`` is None."""
+    shape = [*old.shape]
+    shape[axis] = added
+    appended = old.new_zeros(shape)
+    if new is not None:
+        appended[tuple(map(slice, new.shape))] = new
+    return torch.cat([old.detach(), appended], axis)
 
 
 class OptimizerGroups:
@@ -143,26 +144,24 @@ class OptimizerGroups:
                 source.state[ours] = clone_tree(source.state[theirs])
 
     def enlarge(self, enlarged: Iterable[Enlarged]) -> None:
-        """Append the optimiser state of new parameters to that of the parameters to which their values were
-        appended, and remove the new parameters from their groups.
+        """Replace parameters in their groups by larger ones, join the optimiser state of the additional
+        parameters to theirs, and remove the additional parameters.
 
-        A state without one value per element of its parameter cannot be enlarged and is deleted.
+        A state without one value per element of its parameter cannot be joined and is deleted.
         """
         changes = list(enlarged)
         for change in changes:
-            optimiser = self._optimiser_of(change.parameter)
+            optimiser = self._optimiser_of(change.old)
             if optimiser is None:
                 continue
-            old = optimiser.state.get(change.parameter, {})
+            [group] = [g for g in optimiser.param_groups if any(p is change.old for p in g["params"])]
+            group["params"][:] = [change.parameter if p is change.old else p for p in group["params"]]
+            old = optimiser.state.pop(change.old, {})
             new = {} if change.new is None else optimiser.state.get(change.new, {})
-            if old or new:
-                joined = _joined_state(change, old, new, self._group_of(change.parameter))
-                optimiser.state.pop(change.parameter, None)
-                optimiser.state.update({} if joined is None else {change.parameter: joined})
+            state = _joined_state(change, old, new, group)
+            if state:
+                optimiser.state[change.parameter] = state
         self.leave(-1, [change.new for change in changes if change.new is not None])
-
-    def _group_of(self, parameter: nn.Parameter) -> Group:
-        return next(g for _, g in self._groups if any(p is parameter for p in g["params"]))
 
     def state(self) -> dict[str, Any]:
         """Return the state dicts of the optimisers, and the order in which the seeds with separate groups
@@ -235,23 +234,24 @@ class OptimizerGroups:
         return owner
 
 
-def _joined_state(change: Enlarged, old: Group, new: Group, group: Group) -> Group | None:
-    """Return the joined optimiser state of an enlarged parameter; None if it cannot be joined."""
-    joined: Group = {}
+def _joined_state(change: Enlarged, old: Group, new: Group, group: Group) -> Group:
+    """Return the joined optimiser state of an enlarged parameter; an empty state if it cannot be joined."""
+    state: Group = {}
     for name in {**old, **new}:
         value, other = old.get(name), new.get(name)
         known = value if value is not None else other
         if not isinstance(known, Tensor) or known.ndim == 0:
-            joined[name] = known
+            state[name] = known
             continue
         if value is None:
-            value = known.new_zeros(change.before)
-        if value.shape != change.before or (other is not None and other.shape != change.new.shape):  # type: ignore[union-attr]
-            return None
+            value = known.new_zeros(change.old.shape)
+        fits = value.shape == change.old.shape
+        if not fits or (other is not None and (change.new is None or other.shape != change.new.shape)):
+            return {}
         if other is not None:
             other = other * _bias_correction(name, old, new, group)
-        joined[name] = change.joined(value, other)
-    return clone_tree(joined)
+        state[name] = joined(value, other, change.axis, change.added)
+    return clone_tree(state)
 
 
 _BETA_OF: Final = {"exp_avg": 0, "exp_avg_sq": 1, "max_exp_avg_sq": 1}

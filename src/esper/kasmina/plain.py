@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
 from esper.kasmina.dry_run import call, tensors_in, untouched
-from esper.kasmina.enlargement import make_units_permanent, pair_parameters
+from esper.kasmina.enlargement import make_units_permanent
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
@@ -143,9 +143,8 @@ def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
 
 
 def slot_weights(net: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters into which seeds may be merged, or that new hidden units enlarge."""
-    own = [p for path in slots_of(net) for p in net.get_submodule(path).parameters(recurse=False)]
-    return list(dict.fromkeys([*own, *pair_parameters(net)]))
+    """Return the parameters of the layers with slots, into which seeds may be merged."""
+    return [p for path in slots_of(net) for p in net.get_submodule(path).parameters(recurse=False)]
 
 
 def harvest(model: MorphogeneticModel) -> nn.Module:

@@ -92,8 +92,8 @@ class Transaction(AbstractContextManager["Transaction"]):
             self._copy_attributes(each)
 
     def keep(self, tensors: Iterable[Tensor]) -> None:
-        """Add tensors before the change overwrites their values or enlarges them."""
-        self._values += [partial(_restore, t, t.data, t.detach().clone()) for t in tensors]
+        """Add tensors before the change overwrites their values."""
+        self._values += [partial(tensor.copy_, tensor.detach().clone()) for tensor in tensors]
 
     def afterwards(self, restore: Callable[[], object]) -> None:
         """Add a function that ``undo`` calls after everything else."""
@@ -121,13 +121,6 @@ class Transaction(AbstractContextManager["Transaction"]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.undo()
-
-
-def _restore(tensor: Tensor, data: Tensor, values: Tensor) -> None:
-    if tensor.shape != data.shape:
-        tensor.data = data
-        tensor.grad = None
-    tensor.copy_(values)
 
 
 def _refill(container: Any, content: Any) -> None:
