@@ -167,7 +167,7 @@ def test_loss_function_of_a_diagnosis_receives_batches_that_are_dicts_unchanged(
         slots="second",
         minutes=0.02,
     )
-    assert {row.blueprint for row in found.rows} == {"lora", "mlp_small"}
+    assert {row.blueprint for row in found.rows} == {"widen", "lora", "mlp_small"}
 
 
 # --- rule of the verdict ------------------------------------------------------------------------------

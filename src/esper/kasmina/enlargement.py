@@ -8,6 +8,7 @@ The caller replaces the parameters in the optimisers, with the returned ``Enlarg
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,42 +16,49 @@ from torch import nn
 
 from esper.kasmina.edits import names_width
 from esper.kasmina.optimizer_groups import Enlarged, joined
-from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
+from esper.kasmina.slot import RESERVED, slots_of
 from esper.kasmina.widening import PairLayers, SharedSize, WidthGraft
 
 
-def widened_slots(net: nn.Module) -> dict[str, SeedSlot]:
-    """Return the slots of ``net`` that hold new hidden units, by the path of their submodule."""
-    return {path: slot for path, slot in slots_of(net).items() if isinstance(slot.graft, WidthGraft)}
+@dataclass
+class PermanentUnits:
+    """Result of making new hidden units permanent."""
+
+    slot: str
+    """Name of the last slot that had new hidden units, for error messages."""
+    enlarged: list[Enlarged]
+    sizes: list[SharedSize]
+    is_described: bool
+    """Whether the configurations of all widened layers have an attribute for their new size."""
+
+    @torch.no_grad()
+    def equalise(self) -> bool:
+        """Append units with zero weights to blocks that must have as many hidden units as the widened blocks,
+        and change their configuration; return whether there are such blocks."""
+        for size in self.sizes:
+            self.enlarged += _equalise(size)
+        return bool(self.sizes)
 
 
 @torch.no_grad()
-def make_units_permanent(net: nn.Module) -> tuple[list[Enlarged], bool]:
-    """Append all new hidden units to the layers of the network, and remove their slots and hooks.
-
-    If one attribute of a configuration states the number of hidden units of all blocks, blocks with fewer
-    units get units with zero weights, and the attribute is changed.
-
-    Returns:
-        The enlarged parameters, and whether the configurations of all layers describe their new size.
-    """
-    slots = widened_slots(net)
-    enlarged: list[Enlarged] = []
-    shared: dict[tuple[int, str], SharedSize] = {}
-    is_described = True
-    for path, slot in slots.items():
-        graft, layers = slot.held, slot.place.layers
-        assert isinstance(graft, WidthGraft)
-        assert layers is not None
-        is_described &= layers.shared is not None
-        if layers.shared is not None:
-            shared[id(layers.shared.blocks), layers.shared.names.second] = layers.shared
+def make_units_permanent(net: nn.Module) -> PermanentUnits:
+    """Append all new hidden units to the layers of the network, and remove their slots and hooks."""
+    permanent = PermanentUnits("", [], [], is_described=True)
+    sizes: dict[tuple[int, str], SharedSize] = {}
+    for path, slot in slots_of(net).items():
+        graft, layers = slot.graft, slot.place.layers
+        if not isinstance(graft, WidthGraft) or layers is None:
+            continue
+        permanent.slot = slot.site.name
         slot.remove()
         del net.get_submodule(path)._modules[RESERVED]
-        enlarged += _append_units(layers, graft)
-    for size in shared.values():
-        enlarged += _equalise(size)
-    return enlarged, is_described
+        permanent.enlarged += _append_units(layers, graft)
+        if layers.shared is None:
+            permanent.is_described = False
+        else:
+            sizes[id(layers.shared.blocks), layers.shared.names.second] = layers.shared
+    permanent.sizes = list(sizes.values())
+    return permanent
 
 
 def _append_units(layers: PairLayers, graft: WidthGraft) -> Iterator[Enlarged]:
@@ -105,15 +113,10 @@ def _append(
 # --- blocks that must have the same size --------------------------------------------------------------------
 
 
-def _same_size_layers(size: SharedSize | None) -> list[PairLayers]:
-    """Return the layers of the pair of every block."""
-    return [] if size is None else [PairLayers.of(block, size.names) for block in size.blocks]
-
-
 def _equalise(size: SharedSize) -> Iterator[Enlarged]:
     """Append units with zero weights to all blocks with fewer hidden units than the widest block, and state
     the new number in the configuration."""
-    pairs = _same_size_layers(size)
+    pairs = [PairLayers.of(block, size.names) for block in size.blocks]
     hidden = max(layers.hidden for layers in pairs)
     for block, layers in zip(size.blocks, pairs, strict=True):
         count = hidden - layers.hidden

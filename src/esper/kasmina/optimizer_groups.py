@@ -44,8 +44,8 @@ class Enlarged(NamedTuple):
 
 
 def joined(old: Tensor, new: Tensor | None, axis: int, added: int) -> Tensor:
-    """Append ``added`` rows or columns to ``old``: those of ``new``, padded with zeros to the size of ``old`` on
-    other axes; zeros if ``new`` is None."""
+    """Append ``added`` rows or columns to ``old``: zeros if ``new`` is None, else those of ``new``, which is
+    padded with zeros to the size of ``old`` on other axes."""
     shape = [*old.shape]
     shape[axis] = added
     appended = old.new_zeros(shape)

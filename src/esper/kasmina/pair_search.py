@@ -57,7 +57,10 @@ def _no_candidate(net: nn.Module, path: str) -> str:
         return f"no {type(module).__name__} takes the outputs of '{path}' as its inputs"
     if any(type(inner).__name__ == "Conv1D" for inner in module.modules()):
         return f"'{path}' has layers of the class Conv1D of transformers; only Linear and Conv2d are widened"
-    return f"'{path}' has no Linear or Conv2d layer that takes the outputs of another one as its inputs"
+    return (
+        f"'{path}' has no layer of the class Linear, or Conv2d without groups, that takes the outputs of"
+        " another one as its inputs"
+    )
 
 
 def _candidates(net: nn.Module, path: str, calls: Sequence[Call]) -> Iterator[Pair]:

@@ -20,24 +20,18 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
-from esper.kasmina.dry_run import call, tensors_in, untouched
+from esper.kasmina.dry_run import untouched
 from esper.kasmina.enlargement import make_units_permanent
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
+from esper.kasmina.output_comparison import EVAL, Outputs, are_equal, compare, outputs_of
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, Stage
-
-MERGED_TOLERANCE: Final = (1e-4, 1e-5)
-"""Relative and absolute tolerance for outputs if weights were merged, since a merge changes the order of
-summation; without a merge, outputs must be bit-equal.
-"""
-
-Outputs = dict[str, list[Tensor]]
 
 
 def finish(
@@ -61,37 +55,41 @@ def finish(
         HostError: An output differs after the conversion; the message names the slot, and the network is
             unchanged.
     """
-    wanted = _outputs(net, sample)
+    wanted = outputs_of(net, sample)
     while True:
         try:
             with Transaction([net]) as attempt:
                 attempt.keep(slot_weights(net))
-                enlarged, is_described = make_units_permanent(net)
-                graphs, merged = _convert(net, sample, wanted, merge=merge, is_changed=bool(enlarged))
+                permanent = make_units_permanent(net)
+                if permanent.enlarged:
+                    compare(wanted, outputs_of(net, sample), permanent.slot, exact=False)
+                graphs, merged = _convert(net, sample, wanted, merge=merge, exact=not permanent.enlarged)
+                if permanent.equalise():
+                    # Dropout of other sizes draws other masks, so outputs in training mode may differ.
+                    in_eval = {how: tensors for how, tensors in wanted.items() if how.startswith(EVAL)}
+                    compare(in_eval, outputs_of(net, sample), permanent.slot, exact=False)
             break
         except HostError:
-            again = _outputs(net, sample)
-            stable = {how: tensors for how, tensors in wanted.items() if _are_equal(tensors, again[how])}
+            again = outputs_of(net, sample)
+            stable = {how: tensors for how, tensors in wanted.items() if are_equal(tensors, again[how])}
             if stable.keys() == wanted.keys():
                 raise
             wanted = stable
     if groups is not None:
         groups.leave(-1, merged)
-        groups.enlarge(enlarged)
+        groups.enlarge(permanent.enlarged)
     stop_checking(net)
     notice_hooks()
-    return graphs or not is_described
+    return graphs or not permanent.is_described
 
 
 def _convert(
-    net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool, is_changed: bool
+    net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool, exact: bool
 ) -> tuple[bool, list[nn.Parameter]]:
     """Turn all slots into plain modules; return whether a seed became a graph, and the parameters of merged
-    seeds. ``is_changed`` states whether weights were enlarged before."""
+    seeds. ``exact`` states whether outputs must be bit-equal until a seed is merged."""
     merged: list[nn.Parameter] = []
     graphs = False
-    if is_changed:
-        _compare(wanted, _outputs(net, sample), "of new hidden units", exact=False)
     for path, slot in slots_of(net).items():
         graft, submodule = slot.graft, net.get_submodule(path)
         if graft is None:
@@ -105,7 +103,7 @@ def _convert(
             if sample is None:
                 _compare_seed(slot)
             _replace(submodule, slot, graph_of(graft, slot.site.output))
-        _compare(wanted, _outputs(net, sample), slot.site.name, exact=not (merged or is_changed))
+        compare(wanted, outputs_of(net, sample), slot.site.name, exact=exact and not merged)
     return graphs, merged
 
 
@@ -120,9 +118,10 @@ def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
         Names of the slots whose seeds cannot be traced; these seeds stay in the network as modules of Esper.
     """
     untraced = []
-    enlarged, _ = make_units_permanent(net)
+    permanent = make_units_permanent(net)
+    permanent.equalise()
     if groups is not None:
-        groups.enlarge(enlarged)
+        groups.enlarge(permanent.enlarged)
     for path, slot in slots_of(net).items():
         submodule = net.get_submodule(path)
         if slot.graft is None:
@@ -236,7 +235,7 @@ def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> bool
                 parameter.copy_(before + graft.alpha.double() * change)
             slot.remove()
             del layer._modules[RESERVED]
-            _compare(wanted, _outputs(net, sample), slot.site.name, exact=False)
+            compare(wanted, outputs_of(net, sample), slot.site.name, exact=False)
     except HostError:
         return False
     return True
@@ -344,21 +343,6 @@ def _plain_attention(graft: Graft) -> Iterator[None]:
 # --- comparing --------------------------------------------------------------------------------------------
 
 
-def _outputs(net: nn.Module, sample: Any) -> Outputs:
-    """Return all tensors that ``net`` returns for the sample: in training and evaluation mode, each with and
-    without gradients.
-    """
-    found: Outputs = {}
-    if sample is None:
-        return found
-    for training in (False, True):
-        for grad in (False, True):
-            with untouched(net, training=training), torch.set_grad_enabled(grad):
-                result = [t.detach().clone() for t in tensors_in(call(net, sample))]
-            found[f"in {'train' if training else 'eval'} mode with{'' if grad else 'out'} grad"] = result
-    return found
-
-
 def _compare_seed(slot: SeedSlot) -> None:
     """Raise HostError unless a seed and its graph return the same on synthetic features, in training and
     evaluation mode."""
@@ -379,21 +363,3 @@ def _compare_seed(slot: SeedSlot) -> None:
                 " nothing was changed"
             )
     graft.train(mode)
-
-
-def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    return all(
-        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(some, others, strict=True)
-    )
-
-
-def _compare(wanted: Outputs, found: Outputs, slot: str, *, exact: bool) -> None:
-    rtol, atol = (0.0, 0.0) if exact else MERGED_TOLERANCE
-    for how, before in wanted.items():
-        try:
-            torch.testing.assert_close(found[how], before, rtol=rtol, atol=atol, equal_nan=True)
-        except AssertionError as error:
-            raise HostError(
-                f"slot {slot}: the finished network differs {how} from the one that was trained"
-                f" ({str(error).splitlines()[0]}); nothing was changed"
-            ) from None
