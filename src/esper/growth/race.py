@@ -160,7 +160,7 @@ class Race:
         """Choose the candidates of the first heat and run all heats; return False if time or compute of the
         race ran out.
         """
-        size = self.course.heats[0].size
+        size = self._first_size()
         if not self.course.in_training:
             self.score_first_order()
         elif len(self.candidates) > size:
@@ -174,6 +174,15 @@ class Race:
             if not self.run_heat(each):
                 return False
         return True
+
+    def _first_size(self) -> int:
+        """Return the number of candidates in the first heat: as many as can train on ``LEAST_STEPS`` batches,
+        but at least one."""
+        heat, samples = self.course.heats[0], LEAST_STEPS * size_of(self.training[0])
+        flops = max(each.flops for each in self.candidates)
+        control = samples * 3 * self.host_flops + self._measuring_flops(0)
+        each = samples * (2 * self.host_flops + 3 * flops) + self._measuring_flops(flops)
+        return max(1, min(heat.size, int((heat.share * self.limit.left - control) / each)))
 
     def score_first_order(self) -> None:
         """Score every candidate by the slope of the validation loss along the training gradient of its new
@@ -196,19 +205,25 @@ class Race:
         self.candidates.sort(key=lambda each: -each.first_order)
 
     def _scored_together(self) -> list[list[Candidate]]:
-        """Return the candidates in groups that fit into one forward pass: a side module cannot receive the
-        hidden units that another candidate adds."""
+        """Return the candidates in groups that fit into one forward pass.
+
+        A side module must not receive the hidden units that another candidate adds. The hooks of side modules
+        run first, if they are registered first, so only side modules between two layers are in conflict.
+        """
         wider = [each for each in self.candidates if isinstance(each.graft, WidthGraft)]
-        others = [each for each in self.candidates if not isinstance(each.graft, WidthGraft)]
-        return [group for group in (wider, others) if group]
+        between = {path for each in wider if each.site.pair for path in each.site.pair.unnormed}
+        others = [each for each in self.candidates if each not in wider]
+        inside = [each for each in others if each.site.path in between]
+        first = [each for each in others if each not in inside] + wider
+        return [group for group in (first, inside) if group]
 
     def _some_parts(self) -> list[Any]:
         return self.probe.parts[:: max(1, len(self.probe.parts) // FIRST_ORDER_BATCHES)]
 
     def _scoring_flops(self) -> float:
         samples = sum(map(size_of, [*self.training, *self._some_parts()]))
-        passes = 2 * len(self._scored_together())
-        return samples * (passes * self.host_flops + 3 * sum(each.flops for each in self.candidates))
+        groups = len(self._scored_together())
+        return samples * (2 * groups * self.host_flops + 3 * sum(each.flops for each in self.candidates))
 
     def _gradients(self, group: Sequence[Candidate], batches: Sequence[Any]) -> list[Tensor]:
         """Return the mean gradient of the seed of every candidate in ``group``, as a flat vector."""

@@ -390,6 +390,7 @@ def one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
 
 
 def spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return ``count`` evenly spaced elements of a sequence, including the first and the last element."""
+    """Return ``count`` evenly spaced elements of a sequence, including the first and, if ``count`` is above
+    1, the last element."""
     last = len(ordered) - 1
-    return [ordered[round(i * last / (count - 1))] for i in range(count)]
+    return [ordered[round(i * last / max(count - 1, 1))] for i in range(count)]

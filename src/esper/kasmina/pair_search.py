@@ -22,8 +22,17 @@ _VECTORS: Final = ("weight", "bias", "running_mean", "running_var")
 """Names of tensors of first layers and normalisations with one row per hidden unit."""
 
 
-def find_pair(net: nn.Module, site: Site, calls: Sequence[Call], output: Any, sample: Any) -> Pair:
-    """Return the pair of layers to which a slot at ``site`` can add hidden units, after a trial.
+class _NoPairError(Exception):
+    """Hidden units cannot be added between two layers; the message states the reason."""
+
+
+_SHAPE_ERRORS: Final = (RuntimeError, ValueError, AssertionError)
+"""Errors that networks raise if features have an unexpected shape."""
+
+
+def find_pair(net: nn.Module, site: Site, calls: Sequence[Call], output: Any, sample: Any) -> Pair | str:
+    """Return the pair of layers to which a slot at ``site`` can add hidden units, after a trial; if there is
+    none, return the reason.
 
     If the submodule of the site is a layer, it is a first layer of the pair; otherwise the pair is the last
     one inside the submodule. In the trial, new units leave all outputs of the network bit-equal if their
@@ -37,18 +46,18 @@ def find_pair(net: nn.Module, site: Site, calls: Sequence[Call], output: Any, sa
         sample: Input that the network is called with.
 
     Raises:
-        HostError: There is no such pair; the message states the reason.
+        HostError: The forward pass fails for another reason than the shape of its features.
     """
     reason = ""
     for pair in _candidates(net, site.path, calls):
         try:
             _check_weights(net, pair)
             _try(net, site, pair, tensors_in(output), sample)
-        except HostError as error:
+        except _NoPairError as error:
             reason = reason or str(error)
             continue
         return pair._replace(setting=_find_setting(net, pair))
-    raise HostError(reason or _no_candidate(net, site.path))
+    return reason or _no_candidate(net, site.path)
 
 
 def _no_candidate(net: nn.Module, path: str) -> str:
@@ -114,25 +123,25 @@ def _norm_of(net: nn.Module, calls: Sequence[Call], units: Tensor) -> str | None
 
 
 def _check_weights(net: nn.Module, pair: Pair) -> None:
-    """Raise HostError if a weight of the pair is shared with another module, quantised or computed."""
+    """Raise _NoPairError if a weight of the pair is shared with another module, quantised or computed."""
     everywhere = [id(p) for _, p in net.named_parameters(remove_duplicate=False)]
     for path in (*pair.first, *(() if pair.norm is None else (pair.norm,)), pair.second):
         layer = net.get_submodule(path)
         weight: Any = layer.weight
         if weight is not None and (type(weight) is not nn.Parameter or type(weight.data) is not Tensor):
-            raise HostError(
+            raise _NoPairError(
                 f"the weight of '{path}' is a {type(weight.data).__name__}, not a plain parameter"
             )
         for name, parameter in layer.named_parameters(recurse=False):
             if not parameter.is_floating_point():
-                raise HostError(f"the {name} of '{path}' is quantised ({parameter.dtype})")
+                raise _NoPairError(f"the {name} of '{path}' is quantised ({parameter.dtype})")
             if everywhere.count(id(parameter)) > 1:
-                raise HostError(f"the {name} of '{path}' is shared with another module")
+                raise _NoPairError(f"the {name} of '{path}' is shared with another module")
 
 
 def _try(net: nn.Module, site: Site, pair: Pair, wanted: list[Tensor], sample: Any) -> None:
-    """Add units to the pair and run the network; raise HostError unless exactly the outgoing weights of the
-    units decide whether outputs change. The network is unchanged afterwards."""
+    """Add units to the pair and run the network; raise _NoPairError unless the output changes if, and only
+    if, the outgoing weights of the units are not zero. The network is unchanged afterwards."""
     layers = PairLayers.of(net, pair)
     where = f"hidden units between '{pair.first[0]}' and '{pair.second}'"
     with TorchStream(0):
@@ -142,13 +151,13 @@ def _try(net: nn.Module, site: Site, pair: Pair, wanted: list[Tensor], sample: A
     try:
         same = _outputs(net, sample, where)
         if len(same) != len(wanted) or not all(map(equal_outputs, same, wanted)):
-            raise HostError(
+            raise _NoPairError(
                 f"new {where} change the output although their outgoing weights are zero: the network"
                 " computes over all units, or selects units, between the two layers"
             )
         nn.init.constant_(graft.seed.outer.weight, 1.0)  # type: ignore[arg-type]  # a Linear or a Conv2d
         if all(map(equal_outputs, _outputs(net, sample, where), wanted)):
-            raise HostError(f"new {where} have no effect on the output")
+            raise _NoPairError(f"new {where} have no effect on the output")
     finally:
         handle.remove()
 
@@ -157,8 +166,10 @@ def _outputs(net: nn.Module, sample: Any, where: str) -> list[Tensor]:
     try:
         return tensors_in(dry_forward(net, sample)[1])
     except HostError as error:
-        cause = str(error.__cause__ or error).partition("\n")[0]
-        raise HostError(f"the forward pass of the network fails with new {where}: {cause}") from None
+        if not isinstance(error.__cause__, _SHAPE_ERRORS):
+            raise
+        cause = str(error.__cause__).partition("\n")[0]
+        raise _NoPairError(f"the forward pass of the network fails with new {where}: {cause}") from None
 
 
 # --- configurations of pretrained models --------------------------------------------------------------------

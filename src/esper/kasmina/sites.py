@@ -152,10 +152,8 @@ def _with_insertion(net: nn.Module, site: Site, found: Call, sample: Any) -> Sit
 def _with_pair(net: nn.Module, site: Site, calls: Sequence[Call], result: Any, sample: Any) -> Site:
     """Return the site with the layers between which hidden units can be added, or with the reason against
     it."""
-    try:
-        return replace(site, pair=find_pair(net, site, calls, result, sample))
-    except HostError as error:
-        return replace(site, no_pair=str(error))
+    found = find_pair(net, site, calls, result, sample)
+    return replace(site, no_pair=found) if isinstance(found, str) else replace(site, pair=found)
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:

@@ -57,6 +57,11 @@ class Pair(NamedTuple):
         """Paths of all modules whose output contains the hidden units."""
         return {*self.first, *self.between}
 
+    @property
+    def unnormed(self) -> set[str]:
+        """Paths of the modules between the layers, without the batch normalisation of the units."""
+        return {*self.between} - {self.norm}
+
     def inside(self, container: str) -> Pair:
         """Return the pair with paths that start at a block of ``container``."""
         block = self.second[len(container) + 1 :].partition(".")[0]
