@@ -359,6 +359,19 @@ def test_pairs_that_share_a_layer_are_widened_together() -> None:
         step(net, optimizer, x)
 
 
+def test_finished_network_can_be_widened_again() -> None:
+    net, optimizer, x, slot = trained("CNN")
+    for wanted in (9, 13):
+        growth = growing(net, optimizer, x, slot)
+        growth.germinate(slot, "widen")
+        step(net, optimizer, x)
+        before = output_of(net, x)
+        growth.finish()
+        assert net.conv2.out_channels == wanted
+        assert torch.allclose(output_of(net, x), before, rtol=1e-4, atol=1e-5)
+        step(net, optimizer, x)
+
+
 def test_failed_finish_leaves_units_on_trial() -> None:
     net, optimizer, x, slot = trained("CNN")
     growth = growing(net, optimizer, x, slot)

@@ -106,7 +106,8 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
     """Plant a permanent seed after the submodule ``place``.
 
     The network stays a plain module of its class. The output of the network does not change until the next
-    training step, because the output of a new seed is zero. Construct the optimiser after planting, or add
+    training step, because the output of a new seed is zero; with ``widen`` it changes by rounding errors at
+    most. Construct the optimiser after planting, or add
     the seed's parameters to the optimiser.
 
     Args:

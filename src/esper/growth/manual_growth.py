@@ -158,7 +158,8 @@ class ManualGrowth:
         """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
 
         The blueprint ``stack`` inserts a copy of the submodule as a further block, if the submodule is in a
-        ``ModuleList`` or ``Sequential``.
+        ``ModuleList`` or ``Sequential``; ``widen`` adds hidden units between the submodule, or layers in it,
+        and the next layer.
 
         Args:
             slot: Name of the slot, which is the name of a submodule.
