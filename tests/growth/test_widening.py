@@ -493,6 +493,9 @@ def test_environment_of_a_users_task_widens_a_pair_and_continues_from_its_state(
     widen = one.action_space.blueprint_names.index("widen")
     first = one.step(plant(0, widen))
     assert first.last_success
+    refused = other.step(plant(0, widen, style=3))
+    assert not refused.last_success
+    assert other.model.slots[0].graft is None
     before, after = one.host.meter.per_sample()
     assert after - before == count_units(one.model.slots[0].graft).forward
     other.load_state(one.state())

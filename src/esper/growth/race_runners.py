@@ -33,6 +33,7 @@ from esper.kasmina.slot import check_compatible, place_in, slots_of, without_slo
 from esper.kasmina.transaction import uninterrupted
 from esper.kasmina.widening import WidthGraft
 from esper.leyline import BlueprintError, HostError, Style
+from esper.leyline.errors import IncompatibleSeedError
 
 Blueprints = Mapping[Topology, Sequence[str]]
 """Blueprints of candidate seeds, by topology."""
@@ -354,7 +355,7 @@ def candidates_at(
 def _is_compatible(host: nn.Module, site: Site, spec: BlueprintSpec) -> bool:
     try:
         check_compatible(slots_of(host).values(), site, spec)
-    except BlueprintError:
+    except IncompatibleSeedError:
         return False
     return True
 

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.kasmina.blueprints import BlueprintSpec, Topology
 from esper.kasmina.edits import BlockContainer
 from esper.kasmina.random_streams import TorchStream
-from esper.leyline.errors import BlueprintError
+from esper.leyline.errors import IncompatibleSeedError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
 
 if TYPE_CHECKING:
@@ -150,9 +150,9 @@ class Graft(nn.Module):
         """Remove the seed from the container that it was inserted into, if it was."""
 
     def check_adds(self, what: str, style: int) -> None:
-        """Raise BlueprintError unless the style blends by addition, the only way to blend ``what``."""
+        """Raise IncompatibleSeedError unless the style blends by addition, the only way to blend ``what``."""
         if self.operator is not BlendOperator.ADD:
-            raise BlueprintError(f"style {BLEND_IDS[style]} cannot blend {what}; choose linear_add")
+            raise IncompatibleSeedError(f"style {BLEND_IDS[style]} cannot blend {what}; choose linear_add")
 
     @property
     def copied_block(self) -> nn.Module:
@@ -276,7 +276,7 @@ class BlockGraft(Graft):
         block: Copied block.
 
     Raises:
-        BlueprintError: The style does not blend by addition.
+        IncompatibleSeedError: The style does not blend by addition.
     """
 
     def __init__(self, site: Site, spec: BlueprintSpec, style: int, block: nn.Module) -> None:

@@ -28,7 +28,8 @@ from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
 from esper.kasmina.widening import PairLayers, WidthGraft
-from esper.leyline import BlueprintError, GrowthWarning, HostError, SlotError, Style
+from esper.leyline import GrowthWarning, HostError, SlotError, Style
+from esper.leyline.errors import IncompatibleSeedError
 
 RESERVED: Final = SEED_NAME
 """Name under which a slot is a child of its submodule."""
@@ -287,8 +288,8 @@ def slots_of(net: nn.Module) -> dict[str, SeedSlot]:
 
 
 def check_compatible(slots: Iterable[SeedSlot], site: Site, spec: BlueprintSpec) -> None:
-    """Raise BlueprintError if a seed of ``spec`` at ``site`` and the seed of another slot cannot both be part
-    of the network: one would receive the hidden units that the other adds."""
+    """Raise IncompatibleSeedError if a seed of ``spec`` at ``site`` and the seed of another slot cannot both
+    be part of the network: one would receive the hidden units that the other adds."""
     for slot in slots:
         if slot.graft is None or slot.site.name == site.name:
             continue
@@ -298,7 +299,7 @@ def check_compatible(slots: Iterable[SeedSlot], site: Site, spec: BlueprintSpec)
         is_inside = theirs is not None and own is None and site.path in theirs.widened
         contains = own is not None and theirs is None and slot.site.path in own.widened
         if is_same or is_inside or contains:
-            raise BlueprintError(
+            raise IncompatibleSeedError(
                 f"blueprint '{spec.name}' at slot {site.name} and the seed of slot {slot.site.name} change"
                 " the same hidden units; prune that seed, or choose another slot"
             )

@@ -139,7 +139,7 @@ class WidthGraft(Graft):
         layers: Layers of the pair; the graft does not keep them.
 
     Raises:
-        BlueprintError: The style does not blend by addition.
+        IncompatibleSeedError: The style does not blend by addition.
     """
 
     seed: NewUnits
