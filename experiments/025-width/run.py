@@ -181,7 +181,8 @@ def write_table(rows: list[dict[str, Any]]) -> None:
         marks = [np.mean(of(arm, lambda row, i=i: row["losses"][i])) for i in range(len(MARKS))]
         end = of(arm, lambda row: row["losses"][-1])
         n = min(len(end), len(normal))
-        difference = "" if arm == "normal" or n < 2 else str(paired_difference(end[:n], normal[:n]))
+        gap = paired_difference(end[:n], normal[:n])
+        difference = "" if arm == "normal" else f"{gap.mean:+.3f} ± {gap.half_width:.3f}"
         accuracy = 100 * np.mean(of(arm, lambda row: row["accuracy"]))
         seconds = np.mean(of(arm, lambda row: row["seconds"]))
         cells = [
