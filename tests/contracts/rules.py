@@ -310,14 +310,15 @@ def contract(
 
     Args:
         topology: Kind of features at the slots, such as ``feature_map`` or ``tokens``.
-        blueprints: Names of blueprints; by default, all blueprints whose seeds have output zero at birth.
+        blueprints: Names of blueprints; by default, all blueprints of side modules whose output is zero at
+            birth.
         widths: Numbers of features at the slots of the hosts. The widths are distributed over the test cases,
             so that each width occurs with each blueprint, style and host.
     """
     import pytest
 
-    born_at_zero = [spec.name for spec in specs_for(topology) if not spec.copies]
-    names = born_at_zero if blueprints is None else list(blueprints)
+    side_modules = [spec.name for spec in specs_for(topology) if not (spec.copies or spec.widens)]
+    names = side_modules if blueprints is None else list(blueprints)
     cases = [
         Case(name, style, kind, widths[(style + j + k) % len(widths)])
         for (j, name), style, (k, kind) in product(enumerate(names), Style, enumerate(KINDS_OF[topology]))

@@ -41,8 +41,9 @@ def test_contract_cases_contain_every_pair_of_values_of_blueprint_style_host_and
         "features": {"features", "plain_features"},
     }
     for topology, names in (("feature_map", FEATURE_MAP), ("tokens", TOKENS), ("features", FEATURES)):
-        assert [spec.name for spec in specs_for(topology) if not spec.copies] == names
+        assert [spec.name for spec in specs_for(topology) if not (spec.copies or spec.widens)] == names
         assert [spec.name for spec in specs_for(topology) if spec.copies] == ["stack"]
+        assert [spec.name for spec in specs_for(topology) if spec.widens] == ["widen"]
         axes = (names, range(4), hosts[topology], (4, 8, 16, 32))
         cases = [parameter.values[0] for parameter in contract(topology)]
         rows = {(case.blueprint, case.style, case.kind, case.width) for case in cases}

@@ -149,9 +149,14 @@ def test_blueprint_that_fits_only_some_slots_is_selectable_but_refused_in_the_ot
 def test_blueprint_with_multiple_of_2_fits_only_slots_of_even_width() -> None:
     with registered("pairs", non_zero, multiple_of=2):
         spec = blueprint_named("pairs", "feature_map")
-        assert [width for width in range(1, 7) if spec.fits(width, copyable=True)] == [2, 4, 6]
+        assert [width for width in range(1, 7) if spec.fits(width, copyable=True, widenable=True)] == [
+            2,
+            4,
+            6,
+        ]
         assert spec.index not in begin("images", 9).model.action_space.blueprints
-    assert all(spec.fits(7, copyable=True) for spec in specs_for("feature_map")), (
+    specs = specs_for("feature_map")
+    assert all(spec.fits(7, copyable=True, widenable=True) for spec in specs), (
         "built-in blueprints fit every feature map"
     )
     with pytest.raises(
@@ -178,7 +183,8 @@ def test_blueprint_name_is_refused_if_it_is_already_registered_for_its_topology(
     with pytest.raises(
         BlueprintError,
         match=r"blueprint 'norm' is registered for feature_map already; choose another name"
-        r" \(taken: attention, bottleneck, conv_heavy, conv_light, conv_small, depthwise, norm, stack\)",
+        r" \(taken: attention, bottleneck, conv_heavy, conv_light, conv_small, depthwise, norm, stack,"
+        r" widen\)",
     ):
         register_blueprint("norm", topology="feature_map")(non_zero)
     with registered("mine", non_zero):
@@ -187,23 +193,23 @@ def test_blueprint_name_is_refused_if_it_is_already_registered_for_its_topology(
         assert blueprint_named("mine", "feature_map").build is non_zero, "the first one is kept"
         with registered("mine", non_zero, "tokens"):
             assert "mine" in blueprint_names(["tokens"]), "each topology has its own names"
-    assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [8, 8]
+    assert [len(specs_for(topology)) for topology in ("feature_map", "tokens")] == [9, 9]
 
 
 def test_user_blueprints_get_free_action_indices_and_are_refused_when_none_is_left() -> None:
-    # Of the 13 blueprint indices for feature maps, nine are in use: by NOOP, seven built-in blueprints and
-    # ``stack``.
+    # Of the 13 blueprint indices for feature maps, ten are in use: by NOOP, seven built-in blueprints,
+    # ``stack`` and ``widen``.
     with ExitStack() as own:
-        for letter in "abcd":
+        for letter in "abc":
             own.enter_context(registered(letter, non_zero))
-        assert blueprint_names(["feature_map"])[8:] == ("stack", "a", "b", "c", "d")
+        assert blueprint_names(["feature_map"])[8:] == ("stack", "widen", "a", "b", "c")
         assert blueprint_names(["tokens"])[8:] == ("lora", "lora_large", "mlp_small", "mlp", "flex_attention")
         with pytest.raises(
             BlueprintError,
-            match=r"no action index is left for blueprint 'f': feature_map hosts have .*stack, a, b, c, d; ",
+            match=r"no action index is left for blueprint 'f': feature_map hosts have .*widen, a, b, c; ",
         ):
             own.enter_context(registered("f", non_zero))
-    assert len(specs_for("feature_map")) == 8
+    assert len(specs_for("feature_map")) == 9
 
 
 def test_built_in_blueprint_that_is_unregistered_and_registered_again_keeps_its_action_index() -> None:
@@ -211,7 +217,7 @@ def test_built_in_blueprint_that_is_unregistered_and_registered_again_keeps_its_
     unregister_blueprint("bottleneck", "feature_map")
     try:
         with registered("mine", non_zero), registered("bottleneck", non_zero):
-            assert [blueprint_named(name, "feature_map").index for name in ("mine", "bottleneck")] == [9, 5]
+            assert [blueprint_named(name, "feature_map").index for name in ("mine", "bottleneck")] == [10, 5]
     finally:
         register_blueprint("bottleneck", topology="feature_map")(built_in.build)
 

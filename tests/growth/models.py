@@ -392,3 +392,33 @@ class OneBlock(nn.Module):
         for index in range(self.n_layer):
             h, _ = self.blocks[index](h, scale=self.scale)
         return self.head(self.norm(h))
+
+
+# --- wider layers -----------------------------------------------------------------------------------------
+
+
+class GatedMLP(nn.Module):
+    """Gated MLP on vectors, with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(5, 6), nn.Linear(5, 6), nn.Linear(6, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.down(F.silu(self.gate(x)) * self.up(x)))
+
+
+class PlainCNN(nn.Module):
+    """Three convolutions, of which the second consumes and provides hidden units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3, 2, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.conv3, self.head = nn.Conv2d(6, 4, 3, padding=1), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        h = self.conv3(F.relu(self.norm(self.conv2(h))))
+        return self.head(F.relu(h).mean((2, 3)))

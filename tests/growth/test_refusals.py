@@ -312,7 +312,7 @@ HAND = {
     ),
     "unknown blueprint": (
         lambda g: g.germinate("0", "conv_light"),
-        "unknown blueprint for features hosts 'conv_light'. Allowed: stack, norm, lora, lora_large",
+        "unknown blueprint for features hosts 'conv_light'. Allowed: stack, widen, norm, lora, lora_large",
     ),
     "unknown style": (
         lambda g: g.germinate("0", "mlp", style="gated"),

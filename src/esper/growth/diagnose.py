@@ -21,16 +21,17 @@ from esper.growth.race import Course, Heat, race_of
 from esper.growth.race_runners import Blueprints, Limit
 from esper.growth.torch_wrappers import unwrapped
 from esper.karn.notation import clock
-from esper.kasmina.sites import find_sites
+from esper.kasmina.sites import Site, find_sites
 from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import BlueprintError, DataError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
-    "feature_map": ("stack", "conv_light", "conv_heavy"),
-    "tokens": ("stack", "mlp_small", "attention"),
-    "features": ("stack", "lora", "mlp_small"),
+    "feature_map": ("stack", "widen", "conv_light", "conv_heavy"),
+    "tokens": ("stack", "widen", "mlp_small", "attention"),
+    "features": ("stack", "widen", "lora", "mlp_small"),
 }
-"""Default candidates for each topology: one more block, a cheap side module and a larger one."""
+"""Default candidates for each topology: one more block, more hidden units, a cheap side module and a larger
+one."""
 DIAGNOSIS_STEPS: Final = 1_500
 """Largest compute of a diagnosis by default, in training steps of the network."""
 DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
@@ -65,7 +66,8 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         steps: Largest compute of the diagnosis, as a number of training steps of the network.
         minutes: Largest duration of the diagnosis in minutes.
         slots: Names or globs of the submodules after which seeds are tried, or ``"auto"``.
-        blueprints: Names of the blueprints to try.
+        blueprints: Names of the blueprints to try; one more block, more hidden units and
+            side modules unless given.
         sample: Input that the network is called with; required if it cannot be read from a training batch.
         optimizer: Optimiser whose copy trains the control (the network without a seed) at its initial
             learning rate; without an optimiser, the control is trained by Adam at the best of three learning
@@ -102,7 +104,7 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
                     f" same, name them: blueprints={list(dict.fromkeys(c.blueprint for c in fitting))}"
                 )
         if not race.candidates:
-            reasons = {site.refusal for site in sites if site.refusal} if named == ["stack"] else ()
+            reasons = _refusals(sites, named)
             because = f" ({min(reasons)})" if reasons else ""
             raise BlueprintError(
                 f"none of the blueprints fits a place{because}; name others with blueprints=[…]"
@@ -118,11 +120,18 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         return diagnosis
 
 
+def _refusals(sites: Sequence[Site], named: Sequence[str] | None) -> set[str]:
+    """Return the reasons why none of the ``sites`` can hold a seed of the only blueprint that was named."""
+    reasons = {"stack": [site.refusal for site in sites], "widen": [site.no_pair for site in sites]}
+    return {reason for name in named or () for reason in reasons.get(name, ()) if reason}
+
+
 def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool = True) -> nn.Module:
     """Plant a permanent seed after the submodule ``place``.
 
     The network stays a plain module of its class. The output of the network does not change until the next
-    training step, because the output of a new seed is zero. Construct the optimiser after planting, or add
+    training step, because the output of a new seed is zero; with ``widen`` it changes by rounding errors at
+    most. Construct the optimiser after planting, or add
     the seed's parameters to the optimiser.
 
     Args:

@@ -17,12 +17,13 @@ from esper.kasmina import lifecycle, plain
 from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
+from esper.kasmina.dry_run import call_order
 from esper.kasmina.health import statistics_of, tensor_norms
 from esper.kasmina.incubation import shadow_loss_of
 from esper.kasmina.network import Births, MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
-from esper.kasmina.sites import call_order, check_modes, find_sites
+from esper.kasmina.sites import check_modes, find_sites
 from esper.kasmina.slot import notice_hooks
 from esper.kasmina.transaction import NO_CHANGE, Transaction, all_or_nothing, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
@@ -133,7 +134,8 @@ class ManualGrowth:
         """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
 
         The blueprint ``stack`` inserts a copy of the submodule as a further block, if the submodule is in a
-        ``ModuleList`` or ``Sequential``.
+        ``ModuleList`` or ``Sequential``; ``widen`` adds hidden units between the submodule, or layers in it,
+        and the next layer.
 
         Args:
             slot: Name of the slot, which is the name of a submodule.
@@ -288,10 +290,8 @@ class ManualGrowth:
         self.network.follow_state()
         for slot in list(self.network.incubating):
             self.prune(self.network.sites[slot].name)
-        groups = self.network.groups
-        leave = (lambda parameters: groups.leave(-1, parameters)) if groups else (lambda _: None)
         self._change.keep(plain.slot_weights(self.net))
-        grown = plain.finish(self.net, self.sample, merge=merge, leave=leave)
+        grown = plain.finish(self.net, self.sample, merge=merge, groups=self.network.groups)
         for module in self._copies.modules:
             self._change.keep(plain.slot_weights(module))
             plain.finish(module, self.sample, merge=merge)
@@ -319,7 +319,8 @@ class ManualGrowth:
                 return []
             for slot in list(self.network.incubating):
                 self.network.remove(slot)
-            untraced = [name for module in (self.net, *self._copies.modules) for name in plain.settle(module)]
+            untraced = plain.settle(self.net, self.network.groups)
+            untraced += [name for module in self._copies.modules for name in plain.settle(module)]
             self._processes.close()
             self._finished = True
         return untraced

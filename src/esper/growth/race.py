@@ -41,6 +41,7 @@ from esper.growth.race_runners import (
 from esper.kasmina.compute import flop_counter
 from esper.kasmina.contributions import evaluating
 from esper.kasmina.sites import Site
+from esper.kasmina.widening import WidthGraft
 from esper.leyline import DataError
 
 
@@ -76,9 +77,9 @@ stays after the first heat."""
 RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 """Settings of a race inside ``esper.grow``: two heats."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
-    "feature_map": ("stack", "conv_light"),
-    "tokens": ("stack", "mlp_small", "attention"),
-    "features": ("stack", "mlp_small"),
+    "feature_map": ("stack", "widen", "conv_light"),
+    "tokens": ("stack", "widen", "mlp_small", "attention"),
+    "features": ("stack", "widen", "mlp_small"),
 }
 """Blueprints of the candidates in a race inside ``esper.grow``, by topology."""
 VALIDATION_SAMPLES: Final = 2048
@@ -162,7 +163,7 @@ class Race:
         """Choose the candidates of the first heat and run all heats; return False if time or compute of the
         race ran out.
         """
-        size = self.course.heats[0].size
+        size = self._first_size()
         if not self.course.in_training:
             self.score_first_order()
         elif len(self.candidates) > size:
@@ -178,35 +179,60 @@ class Race:
                 return False
         return True
 
+    def _first_size(self) -> int:
+        """Return the number of candidates in the first heat: as many as can train on ``LEAST_STEPS`` batches,
+        but at least one."""
+        heat, samples = self.course.heats[0], LEAST_STEPS * size_of(self.training[0])
+        flops = max(each.flops for each in self.candidates)
+        control = samples * 3 * self.host_flops + self._measuring_flops(0)
+        each = samples * (2 * self.host_flops + 3 * flops) + self._measuring_flops(flops)
+        return max(1, min(heat.size, int((heat.share * self.limit.left - control) / each)))
+
     def score_first_order(self) -> None:
         """Score every candidate by the slope of the validation loss along the training gradient of its new
         seed.
 
-        One forward pass contains all candidate seeds, because the output of a new seed is exactly zero. One
-        backward pass gives the training gradients g of all candidate seeds, another the validation gradients
-        v. The score of a candidate is <g, v> / |g|, from training gradient g and validation gradient v of its
-        seed.
+        One forward pass contains many candidate seeds, because the output of a new seed is exactly zero. One
+        backward pass gives the training gradients g of these candidate seeds, another the validation
+        gradients v. The score of a candidate is <g, v> / |g|, from training gradient g and validation
+        gradient v of its seed.
         """
-        with evaluating(self.host), ExitStack() as stack, self.limit.charged(self._scoring_flops()):
-            for each in self.candidates:
-                stack.enter_context(grafted(self.host, each.site, each.graft))
-            train = self._gradients(self.training)
-            held_out = self._gradients(self._some_parts())
-        for each, g, v in zip(self.candidates, train, held_out, strict=True):
-            each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
+        with evaluating(self.host), self.limit.charged(self._scoring_flops()):
+            for group in self._scored_together():
+                with ExitStack() as stack:
+                    for each in group:
+                        stack.enter_context(grafted(self.host, each.site, each.graft))
+                    train = self._gradients(group, self.training)
+                    held_out = self._gradients(group, self._some_parts())
+                for each, g, v in zip(group, train, held_out, strict=True):
+                    each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
         self.candidates.sort(key=lambda each: -each.first_order)
+
+    def _scored_together(self) -> list[list[Candidate]]:
+        """Return the candidates in groups that fit into one forward pass.
+
+        A side module must not receive the hidden units that another candidate adds. The hooks of side modules
+        run first, if they are registered first, so only side modules between two layers are in conflict.
+        """
+        wider = [each for each in self.candidates if isinstance(each.graft, WidthGraft)]
+        between = {path for each in wider if each.site.pair for path in each.site.pair.unnormed}
+        others = [each for each in self.candidates if each not in wider]
+        inside = [each for each in others if each.site.path in between]
+        first = [each for each in others if each not in inside] + wider
+        return [group for group in (first, inside) if group]
 
     def _some_parts(self) -> list[Any]:
         return self.probe.parts[:: max(1, len(self.probe.parts) // FIRST_ORDER_BATCHES)]
 
     def _scoring_flops(self) -> float:
         samples = sum(map(size_of, [*self.training, *self._some_parts()]))
-        return samples * (2 * self.host_flops + 3 * sum(each.flops for each in self.candidates))
+        groups = len(self._scored_together())
+        return samples * (2 * groups * self.host_flops + 3 * sum(each.flops for each in self.candidates))
 
-    def _gradients(self, batches: Sequence[Any]) -> list[Tensor]:
-        """Return for every candidate the mean gradient of its seed, as a flat vector."""
-        parameters = [list(each.graft.parameters()) for each in self.candidates]
-        for each in self.candidates:
+    def _gradients(self, group: Sequence[Candidate], batches: Sequence[Any]) -> list[Tensor]:
+        """Return the mean gradient of the seed of every candidate in ``group``, as a flat vector."""
+        parameters = [list(each.graft.parameters()) for each in group]
+        for each in group:
             each.graft.zero_grad()
         for batch in batches:
             (loss_of(self.host, batch, self.loss) / len(batches)).backward()

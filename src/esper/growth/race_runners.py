@@ -24,14 +24,16 @@ from torch.optim import Optimizer
 from esper.growth.batch_training import Loss, loss_of, parts_of, size_of
 from esper.kasmina.birth import captured_call, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named
-from esper.kasmina.compute import call_flops, count_part, forward_flops
+from esper.kasmina.compute import call_flops, count_part, count_units, forward_flops
 from esper.kasmina.contributions import evaluating
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft
 from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import place_in, without_slots
+from esper.kasmina.slot import check_compatible, place_in, slots_of, without_slots
 from esper.kasmina.transaction import uninterrupted
+from esper.kasmina.widening import WidthGraft
 from esper.leyline import BlueprintError, HostError, Style
+from esper.leyline.errors import IncompatibleSeedError
 
 Blueprints = Mapping[Topology, Sequence[str]]
 """Blueprints of candidate seeds, by topology."""
@@ -153,22 +155,18 @@ class Probe:
 def grafted(net: nn.Module, site: Site, graft: Graft) -> Iterator[None]:
     """Add a seed to the forward pass of ``net`` for the duration of the context."""
     place = place_in(net, site)
-    if isinstance(graft, BlockGraft):
-        graft.attach(*place)
-        try:
-            yield
-        finally:
-            graft.detach(place.container)
-        return
 
     def grow(_module: nn.Module, _args: Any, output: Any) -> Any:
         return site.output.replaced(output, graft(site.output.features(output)))
 
-    handle = place.module.register_forward_hook(grow)
+    is_side = isinstance(graft, SideGraft)
+    handle = place.module.register_forward_hook(grow) if is_side else graft.attach(*place)
     try:
         yield
     finally:
-        handle.remove()
+        graft.detach(place.container)
+        if handle is not None:
+            handle.remove()
 
 
 @dataclass
@@ -346,16 +344,39 @@ def candidates_at(
         sample: Input that the network is called with.
     """
     like = next((p for p in host.parameters() if p.is_floating_point()), torch.empty(0))
-    found = []
-    for site in sites:
-        for spec in (blueprint_named(name, site.topology) for name in blueprints[site.topology]):
-            if spec.copies and site.insertion is not None:
-                found += _block_at(host, host_flops, site, spec, sample)
-            elif spec.fits(site.width, copyable=False):
-                graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
-                flops = count_part(graft, site.shape[1:]).forward
-                found.append(Candidate(site, spec.name, graft.to(like), flops))
+    found, pairs = [], set[tuple[str, ...]]()
+    specs = [
+        (site, blueprint_named(name, site.topology)) for site in sites for name in blueprints[site.topology]
+    ]
+    for site, spec in specs:
+        if not _is_compatible(host, site, spec):
+            continue
+        if spec.copies and site.insertion is not None:
+            found += _block_at(host, host_flops, site, spec, sample)
+        elif spec.widens and site.pair is not None and site.pair.first not in pairs:
+            pairs.add(site.pair.first)  # Slots at a block and at a layer of it can have the same pair.
+            found.append(_units_at(host, site, spec))
+        elif spec.fits(site.width, copyable=False, widenable=False):
+            graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
+            flops = count_part(graft, site.shape[1:]).forward
+            found.append(Candidate(site, spec.name, graft.to(like), flops))
     return found
+
+
+def _is_compatible(host: nn.Module, site: Site, spec: BlueprintSpec) -> bool:
+    try:
+        check_compatible(slots_of(host).values(), site, spec)
+    except IncompatibleSeedError:
+        return False
+    return True
+
+
+def _units_at(host: nn.Module, site: Site, spec: BlueprintSpec) -> Candidate:
+    """Return new hidden units in the pair of layers at ``site`` as a candidate."""
+    layers = place_in(host, site).layers
+    assert layers is not None
+    graft = WidthGraft(site, spec, Style.LINEAR_ADD, layers)
+    return Candidate(site, spec.name, graft, count_units(graft).forward)
 
 
 def _block_at(
@@ -381,6 +402,7 @@ def one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:
 
 
 def spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
-    """Return ``count`` evenly spaced elements of a sequence, including the first and the last element."""
+    """Return ``count`` evenly spaced elements of a sequence, including the first and, if ``count`` is above
+    1, the last element."""
     last = len(ordered) - 1
-    return [ordered[round(i * last / (count - 1))] for i in range(count)]
+    return [ordered[round(i * last / max(count - 1, 1))] for i in range(count)]

@@ -17,18 +17,27 @@ from esper.kasmina.sites import Site
 from esper.leyline.errors import BlueprintError
 
 
+def fits(spec: BlueprintSpec, site: Site) -> bool:
+    """Return whether a slot at ``site`` can hold a seed of ``spec``."""
+    return spec.fits(site.width, copyable=site.block is not None, widenable=site.pair is not None)
+
+
 def check_fits(spec: BlueprintSpec, site: Site) -> None:
     """Raise BlueprintError if a slot at ``site`` cannot hold a seed of ``spec``; the error message lists
     blueprints that fit.
     """
-    copyable = site.block is not None
-    others = ", ".join(s.name for s in specs_for(spec.topology) if s.fits(site.width, copyable=copyable))
-    if spec.copies and not copyable:
+    others = ", ".join(other.name for other in specs_for(spec.topology) if fits(other, site))
+    if spec.widens and site.pair is None:
+        raise BlueprintError(
+            f"blueprint '{spec.name}' adds hidden units between two layers, and slot {site.name} has no pair"
+            f" of layers for them: {site.no_pair or 'its host has a fixed width'}; choose from {others}"
+        )
+    if spec.copies and site.block is None:
         raise BlueprintError(
             f"blueprint '{spec.name}' copies the last block upstream, and slot {site.name} has none that can"
             f" be copied: {site.refusal or 'its host has no blocks'}; choose from {others}"
         )
-    if not spec.fits(site.width, copyable=copyable):
+    if not fits(spec, site):
         raise BlueprintError(
             f"blueprint '{spec.name}' needs a slot whose width is a multiple of {spec.multiple_of};"
             f" slot {site.name} is {site.width} wide. Change the host's width, or choose from"

@@ -26,6 +26,7 @@ from esper.kasmina.dry_run import call, layer_by_layer, untouched
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, description_of, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.widening import WidthGraft
 from esper.leyline import Stage, Style
 
 _BATCH = 2
@@ -155,6 +156,33 @@ class _SeedPart(nn.Module):
         return delta if self.gate is None else self.gate(h) * delta
 
 
+class _UnitsPart(nn.Module):
+    """Layers of new hidden units, used to count FLOPs."""
+
+    def __init__(self, graft: WidthGraft) -> None:
+        super().__init__()
+        assert graft.site.pair is not None
+        self.inner, self.outer = graft.seed.inner, graft.seed.outer
+        shape = list(graft.site.pair.hidden_shape[1:])
+        shape[0 if isinstance(self.outer, nn.Conv2d) else -1] = graft.count
+        self.shape = shape
+
+    def extra_repr(self) -> str:
+        return f"{self.shape}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        units = torch.stack([layer(x).mean() for layer in self.inner]).sum()
+        return self.outer(units.expand(len(x), *self.shape))
+
+
+def count_units(graft: WidthGraft) -> PartCost:
+    """Return the FLOPs of new hidden units for one sample."""
+    assert graft.site.pair is not None
+    rows, *shape = graft.site.pair.shape
+    each = count_part(_UnitsPart(graft), tuple(shape))
+    return PartCost(*(flops * rows // graft.site.shape[0] for flops in each))
+
+
 @dataclass(slots=True)
 class ComputeLedger:
     """FLOPs and seconds of one training by purpose, such as forward passes, validation and races."""
@@ -229,6 +257,8 @@ class FlopMeter:
         self._spent[slot] = 0
 
     def _count_graft(self, slot: int, graft: Graft) -> PartCost:
+        if isinstance(graft, WidthGraft):
+            return count_units(graft)
         if isinstance(graft, BlockGraft):
             return count_part(_BlockPart(self.model, slot, graft, self.sample), graft.site.shape[1:])
         return count_part(_SeedPart(graft.seed, graft.gate), graft.site.shape[1:])

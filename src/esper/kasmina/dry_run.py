@@ -158,6 +158,14 @@ def dry_forward(net: nn.Module, sample: Any, *, training: bool = False) -> tuple
     return calls, result
 
 
+def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
+    """Return the position of every submodule that runs in a forward pass; submodules are ordered by the end
+    of their calls.
+    """
+    calls, _ = dry_forward(net, sample)
+    return {path: index for index, path in enumerate(dict.fromkeys(each.path for each in calls))}
+
+
 def tensors_in(tree: Any) -> list[Tensor]:
     """Return all tensors in nested tuples, lists, dicts and dataclasses."""
     if isinstance(tree, Tensor):

@@ -17,6 +17,8 @@ LAYER_NUMBERS: Final = ("layer_idx", "layer_id", "layer_index", "layer_number", 
 """Attributes in which modules of a block store the position of the block."""
 _COUNTS: Final = ("layer", "block", "depth", "hidden_group")
 """Parts of the names of attributes that count the blocks of a container or have one entry per block."""
+_WIDTHS: Final = ("intermediate", "ffn", "inner", "mlp", "d_ff", "feedforward")
+"""Parts of the names of attributes that state the number of hidden units."""
 
 
 class Argument(NamedTuple):
@@ -189,3 +191,8 @@ def is_count(value: Any) -> bool:
 def numbers_layers(name: str) -> bool:
     """Return whether an attribute of this name may be the number of a block or the number of all blocks."""
     return any(part in name for part in _COUNTS)
+
+
+def names_width(name: str) -> bool:
+    """Return whether an attribute of this name may be the number of hidden units of an MLP."""
+    return any(part in name for part in _WIDTHS)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,12 @@ from torch.utils.hooks import RemovableHandle
 from esper.kasmina.blueprints import BlueprintSpec, Topology
 from esper.kasmina.edits import BlockContainer
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.sites import Site
-from esper.leyline.errors import BlueprintError
+from esper.leyline.errors import IncompatibleSeedError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
+
+if TYPE_CHECKING:
+    from esper.kasmina.sites import Site
+    from esper.kasmina.widening import PairLayers
 
 SHADOW_MIN_SAMPLES: Final = 32
 SHADOW_MIN_SHARE: Final = 0.25
@@ -94,6 +97,17 @@ def pure_change(operator: BlendOperator, h: Tensor, seed: nn.Module, gate: nn.Mo
     return opening * delta
 
 
+class Handles(NamedTuple):
+    """Handles of several hooks that are removed together."""
+
+    hooks: tuple[RemovableHandle, ...]
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        for hook in self.hooks:
+            hook.remove()
+
+
 class Graft(nn.Module):
     """Seed with its alpha in the forward pass of a network; subclasses define how the seed is attached.
 
@@ -125,14 +139,20 @@ class Graft(nn.Module):
         self.features = None
         vars(self)["participation"] = Participation()
 
-    def attach(self, module: nn.Module, container: BlockContainer | None) -> RemovableHandle | None:
-        """Add the seed to the forward pass of the network, behind ``module``; return the handle of the
-        forward hook of ``module``, if there is one."""
+    def attach(
+        self, module: nn.Module, container: BlockContainer | None, layers: PairLayers | None
+    ) -> RemovableHandle | Handles | None:
+        """Add the seed to the forward pass of the network, behind ``module`` or in ``layers``; return a
+        handle of its hooks, if there are any in modules outside the seed."""
         raise NotImplementedError
 
     def detach(self, container: BlockContainer | None) -> None:
         """Remove the seed from the container that it was inserted into, if it was."""
-        raise NotImplementedError
+
+    def check_adds(self, what: str, style: int) -> None:
+        """Raise IncompatibleSeedError unless the style blends by addition, the only way to blend ``what``."""
+        if self.operator is not BlendOperator.ADD:
+            raise IncompatibleSeedError(f"style {BLEND_IDS[style]} cannot blend {what}; choose linear_add")
 
     @property
     def copied_block(self) -> nn.Module:
@@ -149,9 +169,15 @@ class Graft(nn.Module):
         """Set the alpha that the graft stores."""
         self.alpha.fill_(alpha)
 
-    def switched_off(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def switched_off(self) -> Iterator[None]:
         """Switch the seed off inside the context."""
-        raise NotImplementedError
+        before = self.participation
+        try:
+            self.take_part(Participation(active=False))
+            yield
+        finally:
+            self.take_part(before)
 
     def tensors(self) -> list[Tensor]:
         """Return every parameter and buffer of seed and gate."""
@@ -184,11 +210,10 @@ class SideGraft(Graft):
         norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in self.seed.modules())
         self.change = change if norms else pure_change
 
-    def attach(self, module: nn.Module, container: BlockContainer | None) -> RemovableHandle:
+    def attach(
+        self, module: nn.Module, container: BlockContainer | None, layers: PairLayers | None
+    ) -> RemovableHandle:
         return module.register_forward_hook(self.train(module.training).on_forward)
-
-    def detach(self, container: BlockContainer | None) -> None:
-        """Do nothing: the slot removes the forward hook."""
 
     @property
     def copied_block(self) -> nn.Module:
@@ -251,15 +276,12 @@ class BlockGraft(Graft):
         block: Copied block.
 
     Raises:
-        BlueprintError: The style does not blend by addition.
+        IncompatibleSeedError: The style does not blend by addition.
     """
 
     def __init__(self, site: Site, spec: BlueprintSpec, style: int, block: nn.Module) -> None:
         super().__init__(site, spec.name, style, is_stored=False)
-        if self.operator is not BlendOperator.ADD:
-            raise BlueprintError(
-                f"style {BLEND_IDS[style]} cannot blend a block of the network; choose linear_add"
-            )
+        self.check_adds("a block of the network", style)
         assert site.insertion is not None
         self.argument = site.insertion.features
         self._block = (block,)  # A tuple, because the block is registered in its container.
@@ -277,7 +299,7 @@ class BlockGraft(Graft):
         """Return the parameters of the block, of which none is a direct parameter of the graft."""
         return self.seed.parameters() if recurse else iter(())
 
-    def attach(self, module: nn.Module, container: BlockContainer | None) -> None:
+    def attach(self, module: nn.Module, container: BlockContainer | None, layers: PairLayers | None) -> None:
         assert container is not None
         container.insert(module, self.seed.train(module.training))
         self.take_part(self.participation)
@@ -309,15 +331,6 @@ class BlockGraft(Graft):
         elif not needed and self._hook is not None:
             self._hook.remove()
             self._hook = None
-
-    @contextmanager
-    def switched_off(self) -> Iterator[None]:
-        before = self.participation
-        try:
-            self.take_part(Participation(active=False))
-            yield
-        finally:
-            self.take_part(before)
 
     def on_forward(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

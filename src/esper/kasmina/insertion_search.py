@@ -114,7 +114,7 @@ def _choices(net: nn.Module, container: str, blocks: int) -> Iterator[tuple[Coun
     near, top = with_config[0], with_config[-1]
     main = _main_count(net.get_submodule(near).config)
     in_near = _counts_in(net, near, blocks, is_in_config=True)
-    if _rebuildable(net, container) is None:
+    if rebuildable(net, container) is None:
         yield (*certain, *(count for count in in_near if count.entry is None))
     certain += [count for count in in_near if count.name == main]
     is_same = net.get_submodule(near).config is net.get_submodule(top).config
@@ -207,14 +207,14 @@ def _try(
             f"a copy of '{path}' does not run its own layers: the forward of the block was replaced by a"
             " function that keeps the block"
         )
-    if not _are_equal(wanted, found):
+    if not are_equal(wanted, found):
         raise _InsertionError(
             f"a copy of '{path}' that changes nothing changes the output: the forward pass of the network"
             " depends on the number of blocks"
         )
     new = [name for kind, name in differences.items() if kind not in known]
     if new:
-        name = type(net.get_submodule(_rebuildable(net, insertion.container) or "")).__name__
+        name = type(net.get_submodule(rebuildable(net, insertion.container) or "")).__name__
         raise _InsertionError(
             f"{name} with one more block differs from the {name} that its configuration describes, in"
             f" '{new[0]}'; from_pretrained could not read it",
@@ -238,7 +238,7 @@ def _run_with_copy(net: nn.Module, path: str, sample: Any) -> tuple[list[Call], 
         ) from None
 
 
-def _are_equal(wanted: Any, found: Any) -> bool:
+def are_equal(wanted: Any, found: Any) -> bool:
     """Return whether all tensors in two outputs of a network are bit-equal; where ``found`` has one entry
     more in a tuple or list, such as the hidden states of all blocks, one of them may be left out.
     """
@@ -246,14 +246,14 @@ def _are_equal(wanted: Any, found: Any) -> bool:
         return isinstance(found, Tensor) and torch.equal(wanted.nan_to_num(), found.nan_to_num())
     if isinstance(wanted, Mapping):
         same = isinstance(found, Mapping) and wanted.keys() == found.keys()
-        return same and all(_are_equal(value, found[key]) for key, value in wanted.items())
+        return same and all(are_equal(value, found[key]) for key, value in wanted.items())
     if isinstance(wanted, tuple | list) and isinstance(found, tuple | list):
         choices = [found]
         if len(found) == len(wanted) + 1:
             choices = [[*found[:out], *found[out + 1 :]] for out in range(len(found))]
-        return any(len(wanted) == len(each) and all(map(_are_equal, wanted, each)) for each in choices)
+        return any(len(wanted) == len(each) and all(map(are_equal, wanted, each)) for each in choices)
     if dataclasses.is_dataclass(wanted):
-        return _are_equal(vars(wanted), vars(found))
+        return are_equal(vars(wanted), vars(found))
     return True
 
 
@@ -267,7 +267,7 @@ def _pass_on(features: Argument) -> Callable[..., Any]:
     return hook
 
 
-def _rebuildable(net: nn.Module, container: str) -> str | None:
+def rebuildable(net: nn.Module, container: str) -> str | None:
     """Return the path of the outermost module around a container that is built from a configuration alone,
     as models of transformers are; None if there is no such module."""
     parts = container.split(".")
@@ -281,6 +281,13 @@ def _rebuildable(net: nn.Module, container: str) -> str | None:
     return None
 
 
+def rebuilt(owner: nn.Module) -> nn.Module:
+    """Return a module without weights that is built from the present configuration of ``owner``."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        built: nn.Module = type(owner)(copy.deepcopy(owner.config))
+    return built
+
+
 def _differences(net: nn.Module, container: str) -> dict[str, str]:
     """Return the names of tensors of a network, and of attributes of modules in ``container``, that a network
     built from the same configuration does not have or has otherwise.
@@ -288,20 +295,19 @@ def _differences(net: nn.Module, container: str) -> dict[str, str]:
     The keys are the names without the number of the block. A network without configuration has no
     differences.
     """
-    path = _rebuildable(net, container)
+    path = rebuildable(net, container)
     if path is None:
         return {}
     owner = net.get_submodule(path)
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            rebuilt = type(owner)(copy.deepcopy(owner.config))
+        built = rebuilt(owner)
     except Exception as error:
         raise _InsertionError(
             f"no {type(owner).__name__} can be built from the configuration that counts the blocks:"
             f" {(str(error) or type(error).__name__).splitlines()[0]}"
         ) from error
     inside = container.removeprefix(path).removeprefix(".")
-    ours, theirs = _described(owner, inside), _described(rebuilt, inside)
+    ours, theirs = _described(owner, inside), _described(built, inside)
     found: dict[str, str] = {}
     for name in ours | theirs:
         if ours.get(name) != theirs.get(name):

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle, network_state
-from esper.kasmina.birth import captured_call, zero_outputs
+from esper.kasmina.birth import captured_call, fits, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
 from esper.kasmina.graft import Graft, Participation, SideGraft, described
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import SeedSlot, attach
+from esper.kasmina.slot import SeedSlot, attach, check_compatible
 from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed
 from esper.leyline.rules import ActionSpace, LifecycleRules
 
@@ -187,14 +187,14 @@ class MorphogeneticModel(nn.Module):
     def action_space(self) -> ActionSpace:
         """Slots, lifecycle rules and blueprints that a controller can choose from."""
         names, allowed = self._blueprint_names, self.rules.blueprints
-        fits = {
+        fitting = {
             (index, names.index(spec.name))
             for index, slot in enumerate(self.slots)
             for spec in specs_for(slot.site.topology)
-            if spec.fits(slot.site.width, copyable=bool(slot.block)) and (not allowed or spec.name in allowed)
+            if fits(spec, slot.site) and (not allowed or spec.name in allowed)
         }
-        chosen = tuple(sorted({blueprint for _, blueprint in fits if blueprint < NUM_BLUEPRINTS}))
-        unfit = frozenset((i, b) for i in range(len(self.slots)) for b in chosen if (i, b) not in fits)
+        chosen = tuple(sorted({blueprint for _, blueprint in fitting if blueprint < NUM_BLUEPRINTS}))
+        unfit = frozenset((i, b) for i in range(len(self.slots)) for b in chosen if (i, b) not in fitting)
         return ActionSpace(self.slot_config, self.rules, chosen, names, unfit)
 
     def blueprint(self, slot: int, index: int) -> BlueprintSpec:
@@ -231,6 +231,7 @@ class MorphogeneticModel(nn.Module):
                 ``max_params``.
         """
         place, groups, spec = self.slots[slot], self._bound, self.blueprint(slot, blueprint)
+        check_compatible(self.slots, place.site, spec)
         source = self._copied(slot) if spec.copies else None
         position = torch.get_rng_state()
         births, zero = births or self.births, list[nn.Parameter]()

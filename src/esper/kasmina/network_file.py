@@ -22,6 +22,7 @@ from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Output, Site
 from esper.kasmina.slot import SeedSlot, attach
 from esper.kasmina.transaction import Transaction
+from esper.kasmina.widening import Pair, WidthGraft
 from esper.leyline.errors import EsperError, HostError
 
 FORMAT: Final = 1
@@ -37,7 +38,7 @@ def network_state(network: MorphogeneticModel) -> dict[str, Any]:
         "format": FORMAT,
         "class": type(host).__qualname__,
         "spec": getattr(host, "spec", None) if isinstance(host, Host) else None,
-        "sites": [_plain_site(site) for site in network.sites],
+        "sites": [_plain_site(slot) for slot in network.slots],
         "blocks": {
             slot.site.name: slot.graft.description
             for slot in network.slots
@@ -137,13 +138,16 @@ def _built_in(path: Path | str, name: str, spec: dict[str, Any] | None) -> nn.Mo
         return kinds[name](**spec)
 
 
-def _plain_site(site: Site) -> dict[str, Any]:
+def _plain_site(slot: SeedSlot) -> dict[str, Any]:
+    site, is_widened = slot.site, isinstance(slot.graft, WidthGraft)
     insertion = site.insertion and site.insertion.plain()
-    return asdict(site) | {"output": list(site.output), "insertion": insertion}
+    pair = site.pair.plain() if site.pair is not None and is_widened else None
+    return asdict(site) | {"output": list(site.output), "insertion": insertion, "pair": pair}
 
 
 def _site(entry: dict[str, Any]) -> Site:
     swap = entry["swap"] and tuple(entry["swap"])
     insertion = entry.get("insertion") and Insertion.of(entry["insertion"])
+    pair = entry.get("pair") and Pair.of(entry["pair"])
     parts = {"output": Output(*entry["output"]), "shape": tuple(entry["shape"])}
-    return Site(**entry | parts | {"swap": swap, "insertion": insertion})
+    return Site(**entry | parts | {"swap": swap, "insertion": insertion, "pair": pair})

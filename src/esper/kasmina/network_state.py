@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.block_notes import weights_of
 from esper.kasmina.blueprints import blueprint_named
-from esper.kasmina.graft import BlockGraft, Graft, SideGraft, described_rank, description_of
+from esper.kasmina.graft import BlockGraft, Graft, described_rank, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
 from esper.kasmina.transaction import Transaction
 from esper.leyline import SlotTable
@@ -45,7 +45,7 @@ def load_state(model: MorphogeneticModel, state: dict[str, Any]) -> None:
         check_state(model.slots, model.host, state)
         grafts = loaded_grafts(model.slots, model.host, state["host"])
     for slot in model.slots:
-        if isinstance(slot.graft, SideGraft):
+        if slot.graft is not None and not isinstance(slot.graft, BlockGraft):
             slot.remove()
     model.host.load_state_dict(without_seeds(state["host"]))
     for slot, graft, kept in zip(model.slots, grafts, state["slots"], strict=True):

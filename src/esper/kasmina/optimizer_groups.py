@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
+import torch
 from torch import Size, Tensor, nn
 from torch.optim import LBFGS, Optimizer
 from torch.utils._pytree import tree_map_only
@@ -27,6 +28,30 @@ SEED_NAME: Final = "esper_slot"
 """Name that occurs in the path of every parameter of a seed."""
 
 Group = dict[str, Any]
+
+
+class Enlarged(NamedTuple):
+    """Parameter that was replaced by a larger one, with additional rows or columns."""
+
+    old: nn.Parameter
+    parameter: nn.Parameter
+    """Parameter that replaces ``old``."""
+    new: nn.Parameter | None
+    """Parameter with the values of the additional rows or columns; None if they are zero."""
+    axis: int
+    added: int
+    """Number of additional rows or columns."""
+
+
+def joined(old: Tensor, new: Tensor | None, axis: int, added: int) -> Tensor:
+    """Append ``added`` rows or columns to ``old``: zeros if ``new`` is None, else those of ``new``, which is
+    padded with zeros to the size of ``old`` on other axes."""
+    shape = [*old.shape]
+    shape[axis] = added
+    appended = old.new_zeros(shape)
+    if new is not None:
+        appended[tuple(map(slice, new.shape))] = new
+    return torch.cat([old.detach(), appended], axis)
 
 
 class OptimizerGroups:
@@ -139,6 +164,26 @@ class OptimizerGroups:
                     name: _extended(value, before, parameter.shape) for name, value in kept.items()
                 }
 
+    def enlarge(self, enlarged: Iterable[Enlarged]) -> None:
+        """Replace parameters in their groups by larger ones, join the optimiser state of the additional
+        parameters to theirs, and remove the additional parameters.
+
+        A state without one value per element of its parameter cannot be joined and is deleted.
+        """
+        changes = list(enlarged)
+        for change in changes:
+            optimiser = self._optimiser_of(change.old)
+            if optimiser is None:
+                continue
+            [group] = [g for g in optimiser.param_groups if any(p is change.old for p in g["params"])]
+            group["params"][:] = [change.parameter if p is change.old else p for p in group["params"]]
+            old = optimiser.state.pop(change.old, {})
+            new = {} if change.new is None else optimiser.state.get(change.new, {})
+            state = _joined_state(change, old, new, group)
+            if state:
+                optimiser.state[change.parameter] = state
+        self.leave(-1, [change.new for change in changes if change.new is not None])
+
     def state(self) -> dict[str, Any]:
         """Return the state dicts of the optimisers, and the order in which the seeds with separate groups
         were added."""
@@ -228,6 +273,42 @@ def _extended(value: Any, before: Size, after: Size) -> Any:
     extended = value.new_zeros([new if own == old else own for own, old, new in sizes])
     extended[tuple(map(slice, value.shape))] = value
     return extended
+
+
+def _joined_state(change: Enlarged, old: Group, new: Group, group: Group) -> Group:
+    """Return the joined optimiser state of an enlarged parameter; an empty state if it cannot be joined."""
+    state: Group = {}
+    for name in {**old, **new}:
+        value, other = old.get(name), new.get(name)
+        known = value if value is not None else other
+        if not isinstance(known, Tensor) or known.ndim == 0:
+            state[name] = known
+            continue
+        if value is None:
+            value = known.new_zeros(change.old.shape)
+        fits = value.shape == change.old.shape
+        if not fits or (other is not None and (change.new is None or other.shape != change.new.shape)):
+            return {}
+        if other is not None:
+            other = other * _bias_correction(name, old, new, group)
+        state[name] = joined(value, other, change.axis, change.added)
+    return clone_tree(state)
+
+
+_BETA_OF: Final = {"exp_avg": 0, "exp_avg_sq": 1, "max_exp_avg_sq": 1}
+"""Index of the beta with which optimisers like Adam average a state."""
+
+
+def _bias_correction(name: str, old: Group, new: Group, group: Group) -> float:
+    """Return the factor of a moment of new parameters that have made fewer steps than the old parameters.
+
+    Optimisers like Adam divide a moment by 1 - beta^steps, with the number of steps of the old parameters
+    after moments were joined. The factor preserves the quotient.
+    """
+    if name not in _BETA_OF or "betas" not in group or not ("step" in old and "step" in new):
+        return 1.0
+    beta = float(group["betas"][_BETA_OF[name]])
+    return (1.0 - beta ** float(old["step"])) / (1.0 - beta ** float(new["step"]))
 
 
 def host_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -10,35 +10,33 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
-from esper.kasmina.dry_run import call, tensors_in, untouched
+from esper.kasmina.dry_run import untouched
+from esper.kasmina.enlargement import make_units_permanent
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.optimizer_groups import OptimizerGroups
+from esper.kasmina.output_comparison import EVAL, Outputs, are_equal, compare, outputs_of
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, Stage
 
-MERGED_TOLERANCE: Final = (1e-4, 1e-5)
-"""Relative and absolute tolerance for outputs if weights were merged, since a merge changes the order of
-summation; without a merge, outputs must be bit-equal.
-"""
 
-Outputs = dict[str, list[Tensor]]
-Leave = Callable[[Iterable[nn.Parameter]], None]
-
-
-def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Leave = lambda _: None) -> bool:
+def finish(
+    net: nn.Module, sample: Any = None, *, merge: bool = False, groups: OptimizerGroups | None = None
+) -> bool:
     """Turn all slots of ``net`` into plain modules and compare the outputs before and after the conversion.
 
     Args:
@@ -46,38 +44,50 @@ def finish(net: nn.Module, sample: Any = None, *, merge: bool = False, leave: Le
         sample: Input on which outputs are compared; without a sample each seed is compared on synthetic
             features.
         merge: Merge a linear seed after a linear layer into the weight of that layer; needs a sample.
-        leave: Function that is called with the parameters of merged seeds, to remove them from their
-            optimiser.
+        groups: Optimisers of the network, from which parameters of merged seeds are removed, and in which the
+            state of enlarged layers is enlarged.
 
     Returns:
-        Whether any seed became a ``torch.fx`` graph, because it was not merged into a layer.
+        Whether the class of the network, built from its configuration, would lack something: a seed that
+        became a ``torch.fx`` graph, or new hidden units.
 
     Raises:
         HostError: An output differs after the conversion; the message names the slot, and the network is
             unchanged.
     """
-    wanted = _outputs(net, sample)
+    wanted = outputs_of(net, sample)
     while True:
         try:
             with Transaction([net]) as attempt:
                 attempt.keep(slot_weights(net))
-                graphs, merged = _convert(net, sample, wanted, merge=merge)
+                permanent = make_units_permanent(net)
+                if permanent.enlarged:
+                    compare(wanted, outputs_of(net, sample), permanent.slot, exact=False)
+                graphs, merged = _convert(net, sample, wanted, merge=merge, exact=not permanent.enlarged)
+                if permanent.equalise():
+                    # Dropout of other sizes draws other masks, so outputs in training mode may differ.
+                    in_eval = {how: tensors for how, tensors in wanted.items() if how.startswith(EVAL)}
+                    compare(in_eval, outputs_of(net, sample), permanent.slot, exact=False)
             break
         except HostError:
-            again = _outputs(net, sample)
-            stable = {how: tensors for how, tensors in wanted.items() if _are_equal(tensors, again[how])}
+            again = outputs_of(net, sample)
+            stable = {how: tensors for how, tensors in wanted.items() if are_equal(tensors, again[how])}
             if stable.keys() == wanted.keys():
                 raise
             wanted = stable
-    leave(merged)
+    if groups is not None:
+        groups.leave(-1, merged)
+        groups.enlarge(permanent.enlarged)
     stop_checking(net)
     notice_hooks()
-    return graphs
+    return graphs or not permanent.is_described
 
 
-def _convert(net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool) -> tuple[bool, list[nn.Parameter]]:
+def _convert(
+    net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool, exact: bool
+) -> tuple[bool, list[nn.Parameter]]:
     """Turn all slots into plain modules; return whether a seed became a graph, and the parameters of merged
-    seeds."""
+    seeds. ``exact`` states whether outputs must be bit-equal until a seed is merged."""
     merged: list[nn.Parameter] = []
     graphs = False
     for path, slot in slots_of(net).items():
@@ -93,17 +103,25 @@ def _convert(net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool) -> tu
             if sample is None:
                 _compare_seed(slot)
             _replace(submodule, slot, graph_of(graft, slot.site.output))
-        _compare(wanted, _outputs(net, sample), slot.site.name, exact=not merged)
+        compare(wanted, outputs_of(net, sample), slot.site.name, exact=exact and not merged)
     return graphs, merged
 
 
-def settle(net: nn.Module) -> list[str]:
+def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
     """Turn all slots of ``net`` into plain modules without running the network.
+
+    Args:
+        net: Network with slots.
+        groups: Optimisers of the network, in which the state of enlarged layers is enlarged.
 
     Returns:
         Names of the slots whose seeds cannot be traced; these seeds stay in the network as modules of Esper.
     """
     untraced = []
+    permanent = make_units_permanent(net)
+    permanent.equalise()
+    if groups is not None:
+        groups.enlarge(permanent.enlarged)
     for path, slot in slots_of(net).items():
         submodule = net.get_submodule(path)
         if slot.graft is None:
@@ -169,7 +187,7 @@ def _finish_block(submodule: nn.Module, slot: SeedSlot, graft: BlockGraft) -> bo
 
 def _replace(submodule: nn.Module, slot: SeedSlot, hook: nn.Module) -> None:
     """Replace the slot and its forward hook by the module ``hook``."""
-    assert slot.handle is not None
+    assert isinstance(slot.handle, RemovableHandle)
     del submodule._modules[RESERVED]
     submodule.add_module(_free_name(submodule), hook.train(submodule.training))
     submodule._forward_hooks[slot.handle.id] = hook
@@ -217,7 +235,7 @@ def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> bool
                 parameter.copy_(before + graft.alpha.double() * change)
             slot.remove()
             del layer._modules[RESERVED]
-            _compare(wanted, _outputs(net, sample), slot.site.name, exact=False)
+            compare(wanted, outputs_of(net, sample), slot.site.name, exact=False)
     except HostError:
         return False
     return True
@@ -325,21 +343,6 @@ def _plain_attention(graft: Graft) -> Iterator[None]:
 # --- comparing --------------------------------------------------------------------------------------------
 
 
-def _outputs(net: nn.Module, sample: Any) -> Outputs:
-    """Return all tensors that ``net`` returns for the sample: in training and evaluation mode, each with and
-    without gradients.
-    """
-    found: Outputs = {}
-    if sample is None:
-        return found
-    for training in (False, True):
-        for grad in (False, True):
-            with untouched(net, training=training), torch.set_grad_enabled(grad):
-                result = [t.detach().clone() for t in tensors_in(call(net, sample))]
-            found[f"in {'train' if training else 'eval'} mode with{'' if grad else 'out'} grad"] = result
-    return found
-
-
 def _compare_seed(slot: SeedSlot) -> None:
     """Raise HostError unless a seed and its graph return the same on synthetic features, in training and
     evaluation mode."""
@@ -360,21 +363,3 @@ def _compare_seed(slot: SeedSlot) -> None:
                 " nothing was changed"
             )
     graft.train(mode)
-
-
-def _are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
-    return all(
-        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(some, others, strict=True)
-    )
-
-
-def _compare(wanted: Outputs, found: Outputs, slot: str, *, exact: bool) -> None:
-    rtol, atol = (0.0, 0.0) if exact else MERGED_TOLERANCE
-    for how, before in wanted.items():
-        try:
-            torch.testing.assert_close(found[how], before, rtol=rtol, atol=atol, equal_nan=True)
-        except AssertionError as error:
-            raise HostError(
-                f"slot {slot}: the finished network differs {how} from the one that was trained"
-                f" ({str(error).splitlines()[0]}); nothing was changed"
-            ) from None

@@ -22,6 +22,8 @@ from esper.kasmina.blueprints import Topology
 from esper.kasmina.dry_run import Call, dry_forward, tensors_in, tensors_read
 from esper.kasmina.edits import Insertion
 from esper.kasmina.insertion_search import find_insertion, is_element
+from esper.kasmina.pair_search import find_pair
+from esper.kasmina.widening import Pair
 from esper.leyline.errors import HostError, UnknownNameError
 
 MOST_AUTO_SITES: Final = 8
@@ -96,6 +98,10 @@ class Site:
     becomes a side module."""
     refusal: str | None = None
     """Reason why there is no insertion."""
+    pair: Pair | None = None
+    """Layers between which hidden units can be added; None if there are none."""
+    no_pair: str | None = None
+    """Reason why there is no pair of layers."""
 
 
 def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
@@ -131,6 +137,7 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
             )
     ends = {path: index for index, path in enumerate(by_path)}
     chosen = [_with_insertion(net, site, by_path[site.path][0], sample) for site in chosen]
+    chosen = [_with_pair(net, site, calls, result, sample) for site in chosen]
     return sorted(chosen, key=lambda site: ends[site.path])
 
 
@@ -147,12 +154,11 @@ def _with_insertion(net: nn.Module, site: Site, found: Call, sample: Any) -> Sit
     return replace(site, insertion=insertion, block=site.path)
 
 
-def call_order(net: nn.Module, sample: Any) -> dict[str, int]:
-    """Return the position of every submodule that runs in a forward pass; submodules are ordered by the end
-    of their calls.
-    """
-    calls, _ = dry_forward(net, sample)
-    return {path: index for index, path in enumerate(dict.fromkeys(each.path for each in calls))}
+def _with_pair(net: nn.Module, site: Site, calls: Sequence[Call], result: Any, sample: Any) -> Site:
+    """Return the site with the layers between which hidden units can be added, or with the reason against
+    it."""
+    found = find_pair(net, site, calls, result, sample)
+    return replace(site, no_pair=found) if isinstance(found, str) else replace(site, pair=found)
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:

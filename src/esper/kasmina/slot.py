@@ -23,30 +23,45 @@ from torch.utils.hooks import RemovableHandle
 from esper.kasmina.birth import check_birth, check_fits, refusals
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
 from esper.kasmina.edits import BlockContainer
-from esper.kasmina.graft import BlockGraft, Graft, Participation, SideGraft, described, described_rank
+from esper.kasmina.graft import (
+    BlockGraft,
+    Graft,
+    Handles,
+    Participation,
+    SideGraft,
+    described,
+    described_rank,
+)
 from esper.kasmina.low_rank import extend, new_extensions
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
+from esper.kasmina.widening import PairLayers, WidthGraft
 from esper.leyline import GrowthWarning, HostError, SlotError, Style
+from esper.leyline.errors import IncompatibleSeedError
 
 RESERVED: Final = SEED_NAME
 """Name under which a slot is a child of its submodule."""
 
 
 class Place(NamedTuple):
-    """Submodule of a network that has a slot, and the container of blocks that it is in."""
+    """Submodule of a network that has a slot, the container of blocks that it is in, and layers that can be
+    widened."""
 
     module: nn.Module
     container: BlockContainer | None
     """Container into which copied blocks are inserted; None if copied blocks become side modules."""
+    layers: PairLayers | None
+    """Layers between which hidden units are added; None if there are none."""
 
     @classmethod
     def of(cls, net: nn.Module, site: Site) -> Place:
         """Return the place of ``site`` in a network without inserted blocks."""
-        insertion = site.insertion
+        insertion, pair = site.insertion, site.pair
         return cls(
-            net.get_submodule(site.path), None if insertion is None else BlockContainer(net, insertion)
+            net.get_submodule(site.path),
+            None if insertion is None else BlockContainer(net, insertion),
+            None if pair is None else PairLayers.of(net, pair),
         )
 
 
@@ -76,9 +91,9 @@ class SeedSlot(nn.Module):
         self.forwards = () if stream else tuple({type(module).forward for module in net.modules()})
         """Forward functions of all modules of the network, which torch.compile may have compiled."""
         self.graft: Graft | None = None
-        self.handle: RemovableHandle | None = None
-        """Handle of the forward hook of the slot's submodule; it is pickled with the slot, because unpickling
-        it reserves the number of the hook in a new process.
+        self.handle: RemovableHandle | Handles | None = None
+        """Handle of the hooks of the slot's seed; it is pickled with the slot, because unpickling it reserves
+        the number of the hook in a new process.
         """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -242,6 +257,8 @@ class SeedSlot(nn.Module):
         if copied is not None and self.place.container is not None:
             copied.requires_grad_(True)
             return BlockGraft(self.site, spec, style, copied).to(next(copied.parameters()).device)
+        if spec.widens and self.place.layers is not None:
+            return WidthGraft(self.site, spec, style, self.place.layers).requires_grad_(True)
         assert like is not None
         graft = SideGraft(self.site, spec, style, copied).to(like).requires_grad_(True)
         if self.site.channels_last:
@@ -268,10 +285,11 @@ def without_slots(module: nn.Module) -> nn.Module:
     for path in slots:
         del twin.get_submodule(path)._modules[RESERVED]
     for inner in twin.modules():
-        for number, hook in list(inner._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Graft):
-                del inner._forward_hooks[number]
-                inner._forward_hooks_with_kwargs.pop(number, None)
+        for hooks in (inner._forward_hooks, inner._forward_pre_hooks):
+            for number, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), Graft):
+                    del hooks[number]
+                    inner._forward_hooks_with_kwargs.pop(number, None)
     return twin
 
 
@@ -279,6 +297,24 @@ def slots_of(net: nn.Module) -> dict[str, SeedSlot]:
     """Return all slots in ``net``, by the path of their submodule."""
     found = ((path, module._modules.get(RESERVED)) for path, module in net.named_modules())
     return {path: slot for path, slot in found if isinstance(slot, SeedSlot)}
+
+
+def check_compatible(slots: Iterable[SeedSlot], site: Site, spec: BlueprintSpec) -> None:
+    """Raise IncompatibleSeedError if a seed of ``spec`` at ``site`` and the seed of another slot cannot both
+    be part of the network: one would receive the hidden units that the other adds."""
+    for slot in slots:
+        if slot.graft is None or slot.site.name == site.name:
+            continue
+        theirs = slot.site.pair if isinstance(slot.graft, WidthGraft) else None
+        own = site.pair if spec.widens else None
+        is_same = own is not None and theirs is not None and bool({*own.first} & {*theirs.first})
+        is_inside = theirs is not None and own is None and site.path in theirs.widened
+        contains = own is not None and theirs is None and slot.site.path in own.widened
+        if is_same or is_inside or contains:
+            raise IncompatibleSeedError(
+                f"blueprint '{spec.name}' at slot {site.name} and the seed of slot {slot.site.name} change"
+                " the same hidden units; prune that seed, or choose another slot"
+            )
 
 
 def place_in(net: nn.Module, site: Site) -> Place:

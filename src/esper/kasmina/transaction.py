@@ -21,12 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.edits import numbers_layers
+from esper.kasmina.edits import names_width, numbers_layers
 from esper.leyline import SlotTable
 
 _PARTS: Final = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
 """Attributes of every module that hold its children, tensors and hooks."""
-_FLAGS: Final = ("training", "momentum", "use_nested_tensor")
+_SIZES: Final = ("in_features", "out_features", "in_channels", "out_channels", "num_features")
+_FLAGS: Final = ("training", "momentum", "use_nested_tensor", *_SIZES)
 """Further attributes of a user's modules that Esper changes."""
 _MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
 
@@ -74,7 +75,7 @@ class Transaction(AbstractContextManager["Transaction"]):
             flags = {
                 n: v
                 for n, v in attributes.items()
-                if n in _FLAGS or (isinstance(v, int) and numbers_layers(n))
+                if n in _FLAGS or (isinstance(v, int) and (numbers_layers(n) or names_width(n)))
             }
             self._structure.append(partial(attributes.update, flags))
             self.keep_containers(attributes[name] for name in _PARTS)

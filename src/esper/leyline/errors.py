@@ -52,6 +52,11 @@ class BlueprintError(EsperError):
     """Error: a blueprint cannot be registered, or does not fit the slot in which it is to be planted."""
 
 
+class IncompatibleSeedError(BlueprintError):
+    """Error: a seed with this blend style, or together with the seeds of other slots, cannot be part of the
+    network."""
+
+
 class RunDirectoryError(EsperError):
     """Error: a run directory exists already or cannot be written."""
 

@@ -30,7 +30,7 @@ from esper.leyline import (
     legal_slots_by_op,
     report_slots,
 )
-from esper.leyline.errors import DivergedError, EsperError
+from esper.leyline.errors import DivergedError, EsperError, IncompatibleSeedError
 from esper.leyline.factored_actions import (
     CANONICAL_ACTION,
     NUM_OPS,
@@ -214,7 +214,10 @@ class MorphEnv:
         if self.task.rules.enters_at_once:
             canonical[Head.TEMPO] = CANONICAL_ACTION[Head.TEMPO]
         legal = legal_slots_by_op(self.table, self.model.rules)[0]
-        outcome = actuator.apply_action(self.model, canonical, self._next_seed_id, legal)
+        try:
+            outcome = actuator.apply_action(self.model, canonical, self._next_seed_id, legal)
+        except IncompatibleSeedError:
+            outcome = actuator.Outcome(False, (), "G0", ("seed_compatible",))
         op = int(canonical[Head.OP])
         self.recorder.decided(canonical, alpha, legal, outcome)
         self._record_moves(outcome.moves)

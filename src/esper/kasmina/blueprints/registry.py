@@ -37,25 +37,28 @@ class BlueprintSpec:
     topology: Topology
     index: int
     build: Callable[[Any], nn.Module]
-    """Function that builds a seed: from the block to copy if ``copies`` is True, otherwise from the width of
-    the slot."""
+    """Function that builds a seed: from the block to copy if ``copies`` is True, from the layers to widen if
+    ``widens`` is True, otherwise from the width of the slot."""
     multiple_of: int
     """Number that the width of the slot must be a multiple of."""
     copies: bool = False
     """Whether a seed copies a block upstream of the slot; such a seed is not zero at birth."""
+    widens: bool = False
+    """Whether a seed adds hidden units between two layers of the network."""
 
-    def fits(self, width: int, *, copyable: bool) -> bool:
+    def fits(self, width: int, *, copyable: bool, widenable: bool) -> bool:
         """Return whether a slot of ``width`` can hold a seed of the blueprint; ``copyable`` states whether
-        the slot has a block to copy.
+        the slot has a block to copy, and ``widenable`` whether it has a pair of layers to widen.
         """
-        return width % self.multiple_of == 0 and (copyable or not self.copies)
+        has_source = (copyable or not self.copies) and (widenable or not self.widens)
+        return width % self.multiple_of == 0 and has_source
 
 
 _registry: dict[tuple[Topology, int], BlueprintSpec] = {}
 
 
 def register_blueprint(
-    name: str, topology: Topology, *, multiple_of: int = 1, copies: bool = False
+    name: str, topology: Topology, *, multiple_of: int = 1, copies: bool = False, widens: bool = False
 ) -> Callable[[Builder], Builder]:
     """Return a decorator that registers a class or function as a blueprint.
 
@@ -65,6 +68,7 @@ def register_blueprint(
         multiple_of: Number of which the width of a slot must be a multiple to hold such a seed.
         copies: Build the seed from the last block upstream of the slot instead of the slot's width; the delta
             may be non-zero at birth.
+        widens: Build the seed from a pair of layers, between which it adds hidden units.
 
     Raises:
         BlueprintError: The name is registered already, ``multiple_of`` is below 1, or no action index is
@@ -91,7 +95,7 @@ def register_blueprint(
                 f" (taken: {', '.join(sorted(taken))})"
             )
         index = _index_for(name, topology)
-        _registry[topology, index] = BlueprintSpec(name, topology, index, build, multiple_of, copies)
+        _registry[topology, index] = BlueprintSpec(name, topology, index, build, multiple_of, copies, widens)
         return build
 
     return register
