@@ -22,6 +22,7 @@ from esper.leyline.errors import EsperError
 from tests.growth.diagnosed import Net, features, loaders
 
 TWO = ["lora", "mlp_small"]
+SMALL = nn.Sequential(nn.Linear(5, 3), nn.LayerNorm(3), nn.Linear(3, 2))
 
 
 def everything(net: nn.Module, optimizer: Any, train: Any) -> dict[str, Any]:
@@ -252,7 +253,10 @@ def changing(batches: int) -> Iterator[Any]:
         ({"blueprints": ["stack"]}, "none of the blueprints fits a place .*; name others"),
         ({"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())}, "holds no parameter of the network"),
         ({"steps": 0}, "^steps is 0 and minutes inf; both must be positive"),
-        ({"blueprints": None}, r"^every candidate is larger than the network of 154 .*\['lora', "),
+        (
+            {"net": SMALL, "slots": "0", "blueprints": None},
+            r"^every candidate is larger than the network of 32 parameters; .*\['lora', 'mlp_small'\]",
+        ),
         ({"optimizer": torch.optim.SGD}, "^optimizer is the class SGD; pass one torch.optim.Optimizer"),
         ({"blueprints": "mpl"}, "unknown blueprint for features hosts 'mpl'; did you mean mlp"),
     ],
@@ -263,7 +267,8 @@ def test_diagnose_refuses_invalid_arguments_with_a_one_sentence_error(
     train, val = loaders(features)
     given = {"train_loader": train, "val_loader": val, "loss": F.mse_loss, "slots": "second"}
     given |= {"blueprints": TWO} | change
-    net, train_loader, val_loader = Net(), given.pop("train_loader"), given.pop("val_loader")
+    train_loader, val_loader = given.pop("train_loader"), given.pop("val_loader")
+    net = given.pop("net", Net())
     with pytest.raises(EsperError, match=sentence):
         diagnose(net, train_loader, val_loader, **given)
 

@@ -70,7 +70,7 @@ def trained(name: str, rate: float = 1e-2) -> tuple[nn.Module, torch.optim.Optim
 
 
 def growing(net: nn.Module, optimizer: Any, x: Any, slot: Any, **settings: Any) -> Growth:
-    return Growth(net, optimizer, sample=x, slots=slot, controller=None, **settings)
+    return Growth(net, optimizer, sample=x, slots=slot, controller=None, mode="max", **settings)
 
 
 @contextmanager
@@ -514,7 +514,7 @@ def test_environment_of_a_users_task_widens_a_pair_and_continues_from_its_state(
 def test_diagnose_offers_widen_and_plant_adds_the_units() -> None:
     net, optimizer, x, _ = trained("CNN")
     before = output_of(net, x)
-    settings = {"loss": F.cross_entropy, "optimizer": optimizer, "budget": 3e8}
+    settings = {"loss": F.cross_entropy, "optimizer": optimizer, "steps": 300}
     diagnosis = esper.diagnose(net, loader(128), loader(64), **settings)
     found = {(row.place, row.blueprint) for row in diagnosis.rows}
     assert {("conv1", "widen"), ("conv2", "widen")} <= found

@@ -26,7 +26,7 @@ def candidate_sizes(
 def least_race_flops(
     seeds: Sequence[int], host: float, batch_size: int, held_out: int, limit: float
 ) -> float:
-    """Return the smallest limit in FLOPs with which the first heat of a race can be run.
+    """Return the smallest limit in FLOPs with which the first heat of a race can be run, with one candidate.
 
     Args:
         seeds: Forward FLOPs of the candidates for one sample.
@@ -36,9 +36,9 @@ def least_race_flops(
         limit: Expected limit of the race, on which the number of samples measured depends.
     """
     heat = RACE.heats[0]
-    running = sorted(seeds)[: heat.size]
+    cheapest = min(seeds)
     most = min(held_out, VALIDATION_SAMPLES)
     measured = max(min(MEASURING * limit / host, most), most * LEAST_PARTS / PARTS)
-    training = LEAST_STEPS * batch_size * (sum(2 * host + 3 * seed for seed in running) + 3 * host)
-    measuring = measured * (sum(running) + host * (len(running) + 1))
+    training = LEAST_STEPS * batch_size * (2 * host + 3 * cheapest + 3 * host)
+    measuring = measured * (cheapest + 2 * host)
     return math.ceil((training + measuring) / heat.share)
