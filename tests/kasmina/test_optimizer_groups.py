@@ -9,7 +9,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
 from esper.kasmina import CNNHost, MorphogeneticModel
-from esper.kasmina.optimizer_groups import clone_tree
+from esper.kasmina.optimizer_state import clone_tree
 from esper.leyline import LifecycleRules
 from tests.contracts.matrix import CLASSES, INPUT_SHAPE, SLOT, Trial, assert_same, germinate, restart
 from tests.tolaria.building import bits

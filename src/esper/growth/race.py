@@ -24,6 +24,7 @@ from esper.growth.batch_training import (
     untouched_streams,
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
+from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import (
     Blueprints,
     Candidate,
@@ -31,7 +32,6 @@ from esper.growth.race_runners import (
     Paired,
     Probe,
     Runner,
-    candidates_at,
     frozen,
     grafted,
     one_per_place_first,

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from esper.growth.race import LEAST_STEPS, MEASURING, PARTS, RACE, RACED_BLUEPRINTS, VALIDATION_SAMPLES
-from esper.growth.race_runners import LEAST_PARTS, candidates_at
+from esper.growth.race_candidates import candidates_at
+from esper.growth.race_runners import LEAST_PARTS
 from esper.kasmina.sites import Site
 
 

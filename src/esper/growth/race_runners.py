@@ -22,18 +22,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from esper.growth.batch_training import Loss, loss_of, parts_of, size_of
-from esper.kasmina.birth import captured_call, zero_outputs
-from esper.kasmina.blueprints import BlueprintSpec, Topology, blueprint_named
-from esper.kasmina.compute import call_flops, count_part, count_units, forward_flops
+from esper.kasmina.blueprints import Topology
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.graft import BlockGraft, Graft, SideGraft
+from esper.kasmina.graft import Graft, SideGraft
 from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import check_compatible, place_in, slots_of, without_slots
+from esper.kasmina.slot import place_in
 from esper.kasmina.transaction import uninterrupted
-from esper.kasmina.widening import WidthGraft
-from esper.leyline import BlueprintError, HostError, Style
-from esper.leyline.errors import IncompatibleSeedError
+from esper.leyline import HostError
 
 Blueprints = Mapping[Topology, Sequence[str]]
 """Blueprints of candidate seeds, by topology."""
@@ -326,73 +322,6 @@ class Candidate:
     @property
     def parameters(self) -> int:
         return sum(p.numel() for p in self.graft.parameters())
-
-
-def candidates_at(
-    host: nn.Module, host_flops: float, sites: Sequence[Site], blueprints: Blueprints, sample: Any
-) -> list[Candidate]:
-    """Return a candidate for every site of ``host`` and every blueprint that fits the site.
-
-    Candidates do not change the output at birth. So a copied block is a candidate only if it becomes a block
-    of the network and can start with zeroed output projections.
-
-    Args:
-        host: Frozen network.
-        host_flops: FLOPs of the network's forward pass for one sample.
-        sites: Sites of the network.
-        blueprints: Names of blueprints by topology.
-        sample: Input that the network is called with.
-    """
-    like = next((p for p in host.parameters() if p.is_floating_point()), torch.empty(0))
-    found, pairs = [], set[tuple[str, ...]]()
-    specs = [
-        (site, blueprint_named(name, site.topology)) for site in sites for name in blueprints[site.topology]
-    ]
-    for site, spec in specs:
-        if not _is_compatible(host, site, spec):
-            continue
-        if spec.copies and site.insertion is not None:
-            found += _block_at(host, host_flops, site, spec, sample)
-        elif spec.widens and site.pair is not None and site.pair.first not in pairs:
-            pairs.add(site.pair.first)  # Slots at a block and at a layer of it can have the same pair.
-            found.append(_units_at(host, site, spec))
-        elif spec.fits(site.width, copyable=False, widenable=False):
-            graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
-            flops = count_part(graft, site.shape[1:]).forward
-            found.append(Candidate(site, spec.name, graft.to(like), flops))
-    return found
-
-
-def _is_compatible(host: nn.Module, site: Site, spec: BlueprintSpec) -> bool:
-    try:
-        check_compatible(slots_of(host).values(), site, spec)
-    except IncompatibleSeedError:
-        return False
-    return True
-
-
-def _units_at(host: nn.Module, site: Site, spec: BlueprintSpec) -> Candidate:
-    """Return new hidden units in the pair of layers at ``site`` as a candidate."""
-    layers = place_in(host, site).layers
-    assert layers is not None
-    graft = WidthGraft(site, spec, Style.LINEAR_ADD, layers)
-    return Candidate(site, spec.name, graft, count_units(graft).forward)
-
-
-def _block_at(
-    host: nn.Module, host_flops: float, site: Site, spec: BlueprintSpec, sample: Any
-) -> list[Candidate]:
-    """Return a copy of the block at ``site`` as a candidate; nothing if the copy cannot start without
-    effect."""
-    source = place_in(host, site).module
-    graft = BlockGraft(site, spec, Style.LINEAR_ADD, without_slots(source).requires_grad_(True))
-    called = captured_call(host, source, sample)
-    try:
-        zero_outputs(graft.seed, called, graft.argument, site.output.features)
-    except BlueprintError:
-        return []
-    share = call_flops(graft.seed, called) / forward_flops(host, sample)
-    return [Candidate(site, spec.name, graft, round(share * host_flops))]
 
 
 def one_per_place_first(ordered: Sequence[Candidate]) -> list[Candidate]:

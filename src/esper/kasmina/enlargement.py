@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from esper.kasmina.edits import names_width
-from esper.kasmina.optimizer_groups import Enlarged, joined
+from esper.kasmina.optimizer_state import Enlarged, joined
 from esper.kasmina.slot import RESERVED, slots_of
 from esper.kasmina.widening import PairLayers, SharedSize, WidthGraft
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
-import torch
-from torch import Size, Tensor, nn
+from torch import Size, nn
 from torch.optim import LBFGS, Optimizer
-from torch.utils._pytree import tree_map_only
 
+from esper.kasmina.optimizer_state import Enlarged, Group, clone_tree, extended, grows_with, joined_state
 from esper.leyline.errors import HostError
 
 _SHARDED: Final = ("ZeroRedundancyOptimizer", "DeepSpeedZeroOptimizer", "_NamedOptimizer")
@@ -26,32 +25,6 @@ _MATRICES_ONLY: Final = "muon"
 _RATES: Final = ("lr", "initial_lr")
 SEED_NAME: Final = "esper_slot"
 """Name that occurs in the path of every parameter of a seed."""
-
-Group = dict[str, Any]
-
-
-class Enlarged(NamedTuple):
-    """Parameter that was replaced by a larger one, with additional rows or columns."""
-
-    old: nn.Parameter
-    parameter: nn.Parameter
-    """Parameter that replaces ``old``."""
-    new: nn.Parameter | None
-    """Parameter with the values of the additional rows or columns; None if they are zero."""
-    axis: int
-    added: int
-    """Number of additional rows or columns."""
-
-
-def joined(old: Tensor, new: Tensor | None, axis: int, added: int) -> Tensor:
-    """Append ``added`` rows or columns to ``old``: zeros if ``new`` is None, else those of ``new``, which is
-    padded with zeros to the size of ``old`` on other axes."""
-    shape = [*old.shape]
-    shape[axis] = added
-    appended = old.new_zeros(shape)
-    if new is not None:
-        appended[tuple(map(slice, new.shape))] = new
-    return torch.cat([old.detach(), appended], axis)
 
 
 class OptimizerGroups:
@@ -153,7 +126,7 @@ class OptimizerGroups:
         for optimiser in self.optimisers:
             kept = optimiser.state.get(parameter, {})
             for name, value in kept.items():
-                if not _grows_with(value, before):
+                if not grows_with(value, before):
                     raise HostError(
                         f"{type(optimiser).__name__} keeps '{name}' of shape {tuple(value.shape)} for a"
                         f" parameter of shape {tuple(before)}, and it is unknown how this state grows with"
@@ -161,7 +134,7 @@ class OptimizerGroups:
                     )
             if kept:
                 optimiser.state[parameter] = {
-                    name: _extended(value, before, parameter.shape) for name, value in kept.items()
+                    name: extended(value, before, parameter.shape) for name, value in kept.items()
                 }
 
     def enlarge(self, enlarged: Iterable[Enlarged]) -> None:
@@ -179,7 +152,7 @@ class OptimizerGroups:
             group["params"][:] = [change.parameter if p is change.old else p for p in group["params"]]
             old = optimiser.state.pop(change.old, {})
             new = {} if change.new is None else optimiser.state.get(change.new, {})
-            state = _joined_state(change, old, new, group)
+            state = joined_state(change, old, new, group)
             if state:
                 optimiser.state[change.parameter] = state
         self.leave(-1, [change.new for change in changes if change.new is not None])
@@ -255,70 +228,9 @@ class OptimizerGroups:
         return owner
 
 
-def _grows_with(value: Any, before: Size) -> bool:
-    """Return whether a value in the state of a parameter of shape ``before`` has this shape, except for axes
-    of length 1, or is no array."""
-    if not isinstance(value, Tensor) or value.numel() == 1:
-        return True
-    if value.ndim != len(before):
-        return False
-    return all(own in {1, old} for own, old in zip(value.shape, before, strict=True))
-
-
-def _extended(value: Any, before: Size, after: Size) -> Any:
-    """Return a value in the state of a parameter, extended by zeros as the parameter was."""
-    if not isinstance(value, Tensor) or value.numel() == 1:
-        return value
-    sizes = zip(value.shape, before, after, strict=True)
-    extended = value.new_zeros([new if own == old else own for own, old, new in sizes])
-    extended[tuple(map(slice, value.shape))] = value
-    return extended
-
-
-def _joined_state(change: Enlarged, old: Group, new: Group, group: Group) -> Group:
-    """Return the joined optimiser state of an enlarged parameter; an empty state if it cannot be joined."""
-    state: Group = {}
-    for name in {**old, **new}:
-        value, other = old.get(name), new.get(name)
-        known = value if value is not None else other
-        if not isinstance(known, Tensor) or known.ndim == 0:
-            state[name] = known
-            continue
-        if value is None:
-            value = known.new_zeros(change.old.shape)
-        fits = value.shape == change.old.shape
-        if not fits or (other is not None and (change.new is None or other.shape != change.new.shape)):
-            return {}
-        if other is not None:
-            other = other * _bias_correction(name, old, new, group)
-        state[name] = joined(value, other, change.axis, change.added)
-    return clone_tree(state)
-
-
-_BETA_OF: Final = {"exp_avg": 0, "exp_avg_sq": 1, "max_exp_avg_sq": 1}
-"""Index of the beta with which optimisers like Adam average a state."""
-
-
-def _bias_correction(name: str, old: Group, new: Group, group: Group) -> float:
-    """Return the factor of a moment of new parameters that have made fewer steps than the old parameters.
-
-    Optimisers like Adam divide a moment by 1 - beta^steps, with the number of steps of the old parameters
-    after moments were joined. The factor preserves the quotient.
-    """
-    if name not in _BETA_OF or "betas" not in group or not ("step" in old and "step" in new):
-        return 1.0
-    beta = float(group["betas"][_BETA_OF[name]])
-    return (1.0 - beta ** float(old["step"])) / (1.0 - beta ** float(new["step"]))
-
-
 def host_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters of ``module`` that belong to no seed."""
     return [p for name, p in module.named_parameters() if SEED_NAME not in name.split(".")]
-
-
-def clone_tree(tree: Any) -> Any:
-    """Return a copy of nested dicts and lists in which every tensor is cloned."""
-    return tree_map_only(Tensor, Tensor.clone, tree)
 
 
 def _kind(parameter: nn.Parameter) -> int:

@@ -20,7 +20,7 @@ from esper.kasmina.contributions import Contributions, evaluating
 from esper.kasmina.governor import Alarm, Governor
 from esper.kasmina.health import tensor_norms
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.optimizer_groups import clone_tree
+from esper.kasmina.optimizer_state import clone_tree
 from esper.leyline import SlotTable, Stage, StageMove
 
 SNAPSHOT_EVERY: Final = 3

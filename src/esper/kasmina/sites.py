@@ -88,8 +88,7 @@ class Site:
     in the order that seeds require."""
     block: str | None = None
     """Path of the block that a ``stack`` seed copies; the block maps one tensor to a tensor of the same
-    shape. The path is None if there is no block to copy.
-    """
+    shape. The path is None if there is no block to copy."""
     channels_last: bool = False
     """Whether feature maps at the site, and weights of its seeds, have the memory format
     ``torch.channels_last``."""

@@ -15,7 +15,8 @@ from esper.kasmina.contributions import Contributions, Scorer, measure, measurin
 from esper.kasmina.device_work import DeviceWork, run_alone
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms, recalibrate
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.optimizer_groups import DECAY_SHARE, OptimizerGroups, clone_tree, cosine_rate, wsd_factor
+from esper.kasmina.optimizer_groups import DECAY_SHARE, OptimizerGroups, cosine_rate, wsd_factor
+from esper.kasmina.optimizer_state import clone_tree
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.recovery import Recovery
 from esper.leyline import HostError, SlotError, SlotTable, Stage, StageMove
