@@ -60,7 +60,7 @@ class Rollout:
         env = policy_env.GrowthEnv(
             task, TrainingConfig(), rng_seed=0, env_indices=range(NUM_ENVS), journal=journal
         )
-        patch.setattr(policy_env, "twin_scores", lambda *args, **kwargs: [90.0] * (task.horizon + 1))
+        patch.setattr(policy_env, "twin_scores", lambda _, of, **__: [[90.0] * (task.horizon + 1)] * len(of))
         return cls(directory, journal, env, new_policy(shape, 0), task.horizon)
 
     def run(self, patch: pytest.MonkeyPatch, watch: Stopwatch) -> float:
