@@ -117,7 +117,7 @@ class Growth(AdapterGrowth):
             self.controller = controller_from(wanted, self._space, epochs)
             """Controller of the seeds; None if seeds are planted and pruned by hand."""
             self._log = None if self.controller is None else ControllerLog(self.controller)
-            self.mode, self._shapley = mode, shapley
+            self.mode, self._shapley = str(mode), shapley
             self._epochs, self._calibrate = epochs, calibrate
             self._last = (OP_WAIT, True)
             self._governor = Governor()
@@ -280,9 +280,7 @@ class Growth(AdapterGrowth):
         return self._measured(self._scorer(), waiting, None, shapley) if waiting.any() else []
 
     def _scorer(self) -> MetricScorer:
-        return MetricScorer(
-            self.network, self._evaluate, higher_is_better=self.mode == "max", calibrate=self._calibrate
-        )
+        return MetricScorer(self.network, self._evaluate, mode=self.mode, calibrate=self._calibrate)
 
     def _measure(self, scorer: MetricScorer, *, every_seed: bool) -> list[GrowthEvent]:
         table = self.network.table

@@ -184,7 +184,7 @@ class MetricScorer:
     Args:
         model: Network whose seeds are switched off.
         evaluate: Function that returns the metric of the network.
-        higher_is_better: Whether a larger metric is better; False for a loss.
+        mode: ``"min"`` if a smaller metric is better, as for a loss, or ``"max"``.
         calibrate: Training batches from which batch-normalisation statistics of each configuration are
             recomputed.
     """
@@ -194,7 +194,7 @@ class MetricScorer:
         model: MorphogeneticModel,
         evaluate: Evaluate,
         *,
-        higher_is_better: bool,
+        mode: str,
         calibrate: Iterable[Any] | None = None,
     ) -> None:
         if not callable(evaluate):
@@ -203,7 +203,7 @@ class MetricScorer:
             )
         self._model = model
         self._evaluate = evaluate
-        self._sign = 1.0 if higher_is_better else -1.0
+        self._sign = 1.0 if mode == "max" else -1.0
         self._calibrate = calibrate if batch_norms(model.host) else None
         self._position = torch.get_rng_state()
         self.values = self._run()
