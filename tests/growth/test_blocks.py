@@ -181,6 +181,18 @@ def test_state_of_growth_then_of_network_resume_in_a_new_network() -> None:
     assert torch.equal(net(TOKENS), other(TOKENS))
 
 
+def test_state_with_more_blocks_is_refused_if_the_network_is_a_sequential_inside_another_module() -> None:
+    torch.manual_seed(0)
+    net, x = ResNet().layer1, torch.randn(2, 4, 8, 8)
+    whole = nn.ModuleDict({"net": net})
+    growth = growing(net, None, x, slots="1")
+    growth.germinate("1", "stack")
+    weights = copy.deepcopy(whole.state_dict())
+    growth.prune("1")
+    with pytest.raises(HostError, match="the state has 3 blocks in 'net', and this network has 2; load"):
+        whole.load_state_dict(weights)
+
+
 def test_followed_average_receives_and_loses_the_block() -> None:
     net, optimizer = trained()
     average = AveragedModel(net)

@@ -356,7 +356,8 @@ def stop_checking(net: nn.Module) -> None:
 def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Raise HostError before a state dict with another number of blocks is loaded."""
     for path, slot in slots_of(net).items():
-        inside = f"{prefix}{path.rpartition('.')[0]}.".lstrip(".")
+        container = path.rpartition(".")[0]
+        inside = f"{prefix}{container}." if container else prefix
         saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
         if slot.place.container is None or not saved:
             continue
