@@ -309,6 +309,7 @@ class _UndoOnError(AbstractContextManager["_UndoOnError"]):
             if error is None:
                 return
             if self.growth is not None:
+                self._start.restore_switches()
                 _add_notes(error, self.growth.abandon())
                 return
             self._start.undo()
