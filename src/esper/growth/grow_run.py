@@ -15,8 +15,15 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.growth.batch_training import Metric, generators_of, loss_of, metric_of, on_device, size_of
-from esper.growth.epoch_trainer import EpochTrainer
+from esper.growth.batch_training import (
+    EpochTrainer,
+    Metric,
+    generators_of,
+    loss_of,
+    metric_of,
+    on_device,
+    size_of,
+)
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
