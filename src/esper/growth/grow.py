@@ -30,6 +30,7 @@ from esper.growth.argument_checks import (
     schedule_of,
 )
 from esper.growth.batch_training import (
+    EpochTrainer,
     Loss,
     Metric,
     check_loader,
@@ -38,7 +39,6 @@ from esper.growth.batch_training import (
     on_device,
     size_of,
 )
-from esper.growth.epoch_trainer import EpochTrainer
 from esper.growth.grow_run import Epoch, GrowRun
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent

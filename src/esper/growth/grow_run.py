@@ -15,12 +15,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esper.growth.batch_training import Metric, generators_of, loss_of, metric_of, on_device, size_of
-from esper.growth.epoch_trainer import EpochTrainer
+from esper.growth.batch_training import (
+    EpochTrainer,
+    Metric,
+    generators_of,
+    loss_of,
+    metric_of,
+    on_device,
+    size_of,
+)
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
-from esper.growth.race_forecast import candidate_sizes, least_race_flops
+from esper.growth.race_candidates import candidate_sizes, candidates_at, least_race_flops
 from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
@@ -244,8 +251,8 @@ class GrowRun:
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
         ):
             sites = [growth.network.sites[i] for i in self._free_slots()]
-            race.find_candidates(sites, RACED_BLUEPRINTS, growth.sample)
-            race.candidates = [c for c in race.candidates if self._fits(c.parameters, c.flops)]
+            every = candidates_at(race.host, race.host_flops, sites, RACED_BLUEPRINTS, growth.sample)
+            race.candidates = [each for each in every if self._fits(each.parameters, each.flops)]
             found: list[RaceCandidate] = []
             fits = bool(race.candidates)
             if fits and race.run():

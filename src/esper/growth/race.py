@@ -24,7 +24,6 @@ from esper.growth.batch_training import (
     untouched_streams,
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import (
     Blueprints,
     Candidate,
@@ -40,7 +39,6 @@ from esper.growth.race_runners import (
 )
 from esper.kasmina.compute import flop_counter
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.sites import Site
 from esper.kasmina.widening import WidthGraft
 from esper.leyline import DataError
 
@@ -153,11 +151,6 @@ class Race:
 
     def _measuring_flops(self, seed_flops: int) -> float:
         return self.probe.samples * (self.host_flops + seed_flops)
-
-    def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints, sample: Any) -> None:
-        """Add a candidate for every site and every blueprint that fits the site; ``sample`` is an input that
-        the network is called with."""
-        self.candidates += candidates_at(self.host, self.host_flops, sites, blueprints, sample)
 
     def run(self) -> bool:
         """Choose the candidates of the first heat and run all heats; return False if time or compute of the
