@@ -18,7 +18,6 @@ import torch
 from esper.files.atomic_write import SaveError, write_durably
 from esper.files.row_files import RowMark
 from esper.karn.run import open_run
-from esper.kasmina.network_file import encoded
 from esper.kasmina.transaction import uninterrupted
 from esper.leyline import EsperError, EventSink, RunDirectoryError
 from esper.nissa.writer import RunWriter
@@ -138,8 +137,9 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
     def save(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint of the epoch whose rows were written last."""
         with self._writer.attempt("checkpoint"), self._writer.checkpoint() as mark:
-            content = encoded({**state, "rows": tuple(mark)})
-            write_durably(self.path / CHECKPOINT, _digest(content) + content)
+            content = io.BytesIO()
+            torch.save({**state, "rows": tuple(mark)}, content)
+            write_durably(self.path / CHECKPOINT, _digest(content.getvalue()) + content.getvalue())
 
 
 def _read(path: Path) -> dict[str, Any]:
