@@ -122,7 +122,7 @@ class GrowthCallback(Callback):
 
     def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Raise ``EsperError`` before the first training step if ``monitor`` is not logged in validation."""
-        logged = {name.partition("/dataloader_idx_")[0] for name in trainer.callback_metrics}
+        logged = [name.partition("/dataloader_idx_")[0] for name in trainer.callback_metrics]
         if self._monitor is not None and self._monitor not in logged:
             raise EsperError(_nothing_logged(pl_module, self._monitor, logged))
 

@@ -170,7 +170,7 @@ def test_state_of_growth_then_of_network_resume_in_a_new_network() -> None:
     second = torch.optim.AdamW(other.parameters(), lr=1e-2)
     again = growing(other, second)
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(HostError, match="the state has 2 blocks in 'blocks', and this network has 1; load"):
+    with pytest.raises(HostError, match="the state has 2 blocks in 'blocks', and this network has 1; call"):
         other.load_state_dict(weights)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
     again.load_state_dict(state)
@@ -189,7 +189,7 @@ def test_state_with_more_blocks_is_refused_if_the_network_is_a_sequential_inside
     growth.germinate("1", "stack")
     weights = copy.deepcopy(whole.state_dict())
     growth.prune("1")
-    with pytest.raises(HostError, match="the state has 3 blocks in 'net', and this network has 2; load"):
+    with pytest.raises(HostError, match="the state has 3 blocks in 'net', and this network has 2; call"):
         whole.load_state_dict(weights)
 
 

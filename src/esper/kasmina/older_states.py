@@ -107,16 +107,16 @@ class FinishedGrowth:
             return  # The network grows again.
         note = state.pop(prefix + NOTE, None)
         check_blocks({path: net.get_submodule(path) for path in self._containers}, state, prefix, _REMEDY)
+        lists = [] if note is None else decoded(note)
+        alphas = {edit["block"]: edit["alpha"] for edits in lists for edit in edits}
+        for name, (block, alpha) in self._alphas.items():
+            state.setdefault(prefix + name, torch.tensor(alphas.get(block, alpha)))
         found, own = seeds_in(state, prefix), {path: seed.label for path, seed in self._seeds.items()}
         if not found:
             self._check_plain(net, state, prefix)
             return
         if found != own:
             raise HostError(f"the state has {listed(found)}, and this network has {listed(own)}; {_REMEDY}")
-        lists = [] if note is None else decoded(note)
-        alphas = {edit["block"]: edit["alpha"] for edits in lists for edit in edits}
-        for name, (block, alpha) in self._alphas.items():
-            state.setdefault(prefix + name, torch.tensor(alphas.get(block, alpha)))
         for name, new, scale, axis, added in self._joins:
             value = None if new is None else state[prefix + new]
             if value is not None and scale is not None:

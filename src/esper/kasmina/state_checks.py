@@ -12,7 +12,10 @@ from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.leyline.errors import HostError
 from esper.leyline.factored_actions import BLEND_IDS
 
-NOTE: Final = "growing: load this checkpoint with esper.lightning.load_from_checkpoint(cls, path)"
+NOTE: Final = (
+    "grown by esper: read with esper.lightning.load_from_checkpoint(cls, path), or under transformers call"
+    " finish and save_pretrained"
+)
 """Key of the edits in a state dict that a trainer saves; an error about unknown keys shows it to the user."""
 
 
