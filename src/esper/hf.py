@@ -1,4 +1,4 @@
-"""Callback of ``transformers.Trainer`` that grows the model after every evaluation, and reader of grown models.
+"""Callback of ``transformers.Trainer`` that grows the model after every evaluation; reader of grown models.
 
 ::
 
@@ -25,8 +25,10 @@ from transformers.utils import logging
 from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
 from esper.growth.pretrained_files import save_edits_with
+from esper.kasmina.edit_list import decoded
 from esper.kasmina.edit_notes import note_edits
 from esper.kasmina.network_file import EDITS_FILE, build_or_refuse, check_base, misfit, read_edits
+from esper.kasmina.state_checks import NOTE
 from esper.leyline.errors import EsperError
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -212,7 +214,8 @@ def from_pretrained(
         settings: Further arguments of ``model_class.from_pretrained``, such as ``dtype``.
 
     Raises:
-        EsperError: ``esper.json`` is damaged or has another format, or the class is unknown.
+        EsperError: ``esper.json`` is damaged or has another format, the class is unknown, or the folder is a
+            checkpoint in the middle of growth.
         HostError: The seeds or weights in the folder do not fit the model.
 
     Example:
@@ -221,12 +224,13 @@ def from_pretrained(
     place = Path(folder)
     kind = model_class or _class_named_in(place)
     if not (place / EDITS_FILE).exists():
+        _check_finished(place)
         return kind.from_pretrained(place, **settings)
     name, lists = read_edits(place)
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # transformers warns of the weights of seeds, which are loaded below.
     try:
-        net, _ = kind.from_pretrained(
+        net, found = kind.from_pretrained(
             place, output_loading_info=True, ignore_mismatched_sizes=True, **settings
         )
     finally:
@@ -236,9 +240,12 @@ def from_pretrained(
     build_or_refuse(place, net, lists)
     new = {n: value for n, value in net.state_dict().items() if before.get(n) != value.shape}
     stored = _stored(place, new)
-    for each, value in new.items():
-        if each not in stored or stored[each].shape != value.shape:
-            raise misfit(place, net, f"its files have no {each} of shape {tuple(value.shape)}")
+    shapes = {name: value.shape for name, value in stored.items()}
+    lacking = {name for name, value in new.items() if shapes.get(name) != value.shape}
+    lacking |= {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])} - new.keys()
+    if lacking:
+        name = min(lacking)
+        raise misfit(place, net, f"its files have no {name} of shape {tuple(net.state_dict()[name].shape)}")
     net.load_state_dict(stored, strict=False)
     save_edits_with(net)
     return net
@@ -254,6 +261,16 @@ def _class_named_in(folder: Path) -> Any:
             " model_class="
         )
     return found
+
+
+def _check_finished(folder: Path) -> None:
+    """Raise EsperError if a folder is a checkpoint of a Trainer in the middle of growth."""
+    for note in _stored(folder, [NOTE]).values():
+        if any(edit["block"] is None or edit["alpha"] != 1.0 for edits in decoded(note) for edit in edits):
+            raise EsperError(
+                f"'{folder}' is a checkpoint of a model that was growing; resume it with a Trainer that has"
+                " GrowthTrainerCallback, call finish() of the callback, and save_pretrained()"
+            )
 
 
 def _stored(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:

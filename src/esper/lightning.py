@@ -157,8 +157,8 @@ class GrowthCallback(Callback):
         if self._monitor is None:
             value = result.get("loss") if isinstance(result, dict) else result
             problem = (
-                f"{_step(pl_module)} returned {type(result).__name__}; growth decides by its loss, so return that, or"
-                " name a logged value with monitor="
+                f"{_step(pl_module)} returned {type(result).__name__}; growth decides by its loss, so return that,"
+                " or name a logged value with monitor="
             )
         else:
             value = logged.get(self._monitor)
@@ -171,8 +171,8 @@ class GrowthCallback(Callback):
 def load_from_checkpoint(module_class: type[L], checkpoint_path: Any, **settings: Any) -> L:
     """Return a LightningModule with the weights and seeds of a checkpoint, as a plain module.
 
-    ``module_class.load_from_checkpoint`` refuses the checkpoint of a network with seeds, because it builds the
-    network without seeds.
+    ``module_class.load_from_checkpoint`` refuses the checkpoint of a network with seeds, because it builds
+    the network without seeds.
 
     Args:
         module_class: Class of the LightningModule.

@@ -279,7 +279,9 @@ def test_state_of_a_network_with_a_raised_seed_is_refused_by_a_fresh_growth_with
     other = mlp()
     second = adam(other)
     again = Growth(other, second, sample=X, slots=["0", "2"], controller=None, mode="min")
-    with pytest.raises(HostError, match=r"has lora \(linear_add, rank 16\) in 2, and this network has no seed"):
+    with pytest.raises(
+        HostError, match=r"has lora \(linear_add, rank 16\) in 2, and this network has no seed"
+    ):
         other.load_state_dict(net.state_dict())
     again.load_state_dict(growth.state_dict())
     other.load_state_dict(net.state_dict())

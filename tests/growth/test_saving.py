@@ -1,4 +1,4 @@
-"""Saved networks: one file from any loop, state dicts kept during growth, models of transformers, Lightning."""
+"""Saved networks: files from any loop, state dicts kept during growth, models of transformers, Lightning."""
 
 import copy
 import json
@@ -13,7 +13,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 from transformers import BloomConfig, BloomForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -25,6 +25,8 @@ from esper.leyline.errors import EsperError, HostError
 from esper.lightning import GrowthCallback, load_from_checkpoint
 from tests.growth.models import OneBlock, ResNet, mlp
 from tests.growth.test_grow import grow, network
+from tests.growth.test_hf import callback as hf_callback
+from tests.growth.test_hf import trainer as hf_trainer
 from tests.growth.test_lightning import Classifier, callback, loader, trainer
 from tests.growth.test_widening import IMAGES, TOKENS, VECTORS, step
 
@@ -228,7 +230,9 @@ class WithNote(nn.Module):
 
 def test_network_whose_state_dict_has_more_than_tensors_is_not_saved(tmp_path) -> None:
     growth = Growth(WithNote(), sample=VECTORS, slots="layer", controller=None, mode="min")
-    with pytest.raises(HostError, match=r"the state dict of WithNote has a dict under '_extra_state', and a file"):
+    with pytest.raises(
+        HostError, match=r"the state dict of WithNote has a dict under '_extra_state', and a file"
+    ):
         growth.save(tmp_path / "note")
     assert not (tmp_path / "note").exists()
 
@@ -254,11 +258,11 @@ def test_network_of_another_width_is_refused_as_base_after_its_blocks_and_units_
 
         def __init__(self) -> None:
             super().__init__()
-            self.head = nn.Linear(self.head.in_features, self.head.out_features + 1)
+            self.head = nn.Linear(self.head.in_features, self.head.out_features + 1, bias=False)
 
     base = Wide()
     before = {name: value.clone() for name, value in base.state_dict().items()}
-    with pytest.raises(HostError, match=r"does not fit this OneBlock: head\.bias has shape") as raised:
+    with pytest.raises(HostError, match=r"does not fit this OneBlock: head\.weight has shape") as raised:
         esper.load(tmp_path / "net", base=base)
     assert "\n" not in str(raised.value)
     assert base.state_dict().keys() == before.keys()
@@ -399,7 +403,9 @@ def test_part_of_a_state_dict_loads_into_a_growing_network_and_keeps_its_seeds()
 
 def test_state_of_the_network_alone_is_refused_by_a_fresh_growth_and_the_message_names_the_call() -> None:
     grown, fresh = trained("side modules"), started("side modules")
-    assert_refused(fresh, grown.net.state_dict(), r"mlp_small .* and this network has no seed; call growth\.load")
+    assert_refused(
+        fresh, grown.net.state_dict(), r"mlp_small .* and this network has no seed; call growth\.load"
+    )
     fresh.growth.load_state_dict(grown.growth.state_dict())
     fresh.net.load_state_dict(grown.net.state_dict())
     held = {id(p) for group in fresh.optimizer.param_groups for p in group["params"]}
@@ -414,7 +420,11 @@ MODELS = {
     "side module and block at alpha 0.5": (
         lambda: LlamaForCausalLM(
             LlamaConfig(
-                **SIZES, num_hidden_layers=2, intermediate_size=24, num_attention_heads=2, num_key_value_heads=2
+                **SIZES,
+                num_hidden_layers=2,
+                intermediate_size=24,
+                num_attention_heads=2,
+                num_key_value_heads=2,
             )
         ),
         (("model.layers.0", "stack", 0.5), ("model.layers.1.mlp", "lora", 1.0)),
@@ -428,11 +438,11 @@ INPUT = torch.arange(12).view(2, 6)
 READ = """
 import sys, torch, esper.hf
 torch.set_num_threads(1)
-net = esper.hf.from_pretrained(sys.argv[1])
-wanted = torch.load(sys.argv[1] + "/wanted")
-assert torch.equal(net(torch.arange(12).view(2, 6)).logits, wanted), "other logits"
-net.save_pretrained(sys.argv[1] + "/again")
-assert torch.equal(esper.hf.from_pretrained(sys.argv[1] + "/again")(torch.arange(12).view(2, 6)).logits, wanted)
+folder, x = sys.argv[1], torch.arange(12).view(2, 6)
+net, wanted = esper.hf.from_pretrained(folder), torch.load(folder + "/wanted")
+assert torch.equal(net(x).logits, wanted), "other logits"
+net.save_pretrained(folder + "/again")
+assert torch.equal(esper.hf.from_pretrained(folder + "/again")(x).logits, wanted), "other logits again"
 """
 
 
@@ -450,7 +460,9 @@ def model(name: str) -> nn.Module:
         optimizer.zero_grad()
         net(input_ids=INPUT, labels=INPUT).loss.backward()
         optimizer.step()
-    with pytest.warns(GrowthWarning, match=r"would leave out .* read a folder of save_pretrained with esper\.hf"):
+    with pytest.warns(
+        GrowthWarning, match=r"would leave out .* read a folder of save_pretrained with esper\.hf"
+    ):
         growth.finish()
     return net.eval()
 
@@ -461,7 +473,10 @@ def test_folder_of_save_pretrained_is_read_in_a_new_process_with_equal_logits(na
     copy.deepcopy(net).save_pretrained(tmp_path)
     torch.save(net(INPUT).logits, tmp_path / "wanted")
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", READ, str(tmp_path)], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", "-c", READ, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -494,14 +509,29 @@ def test_damaged_file_of_edits_and_edits_of_another_model_are_refused(tmp_path) 
 def test_folder_whose_weights_lack_a_seed_is_refused(tmp_path) -> None:
     net = model("side module and block at alpha 0.5")
     net.save_pretrained(tmp_path)
-    MODELS["side module and block at alpha 0.5"][0]().save_pretrained(tmp_path)
-    with pytest.raises(HostError, match="does not fit this LlamaForCausalLM: "):
-        esper.hf.from_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for lost in ("model.norm.weight", "model.layers.2.mlp.grown.seed.one.0.weight"):
+        save_file({name: value for name, value in tensors.items() if name != lost}, file, {"format": "pt"})
+        with pytest.raises(
+            HostError, match=f"does not fit this LlamaForCausalLM: its files have no {lost} of"
+        ):
+            esper.hf.from_pretrained(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_checkpoint_of_a_trainer_in_the_middle_of_growth_is_refused(tmp_path) -> None:
+    ours = hf_trainer(tmp_path, [hf_callback(controller="mlp@transformer.h.0:1")], num_train_epochs=2)
+    ours.train()
+    with pytest.raises(
+        EsperError, match="is a checkpoint of a model that was growing; resume it with a Trainer"
+    ):
+        esper.hf.from_pretrained(tmp_path / "checkpoint-8")
 
 
 def test_configuration_that_names_no_known_class_is_refused(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "architectures": ["Mine"]}))
-    with pytest.raises(EsperError, match="names Mine, which transformers does not have; pass model_class=$"):
+    with pytest.raises(EsperError, match=r"names Mine, which transformers does not have; pass model_class=$"):
         esper.hf.from_pretrained(tmp_path)
 
 
@@ -535,7 +565,12 @@ assert not any("esper" in type(each).__module__ for each in module.modules())
 def test_checkpoint_of_lightning_is_read_by_the_line_that_the_error_of_lightning_names(
     tmp_path, weights_only
 ) -> None:
-    growing = callback(sample=loader(4).dataset.tensors[0], controller="mlp@net.0:1,widen@net.2:2", monitor="val_loss", mode="min")
+    growing = callback(
+        sample=loader(4).dataset.tensors[0],
+        controller="mlp@net.0:1,widen@net.2:2",
+        monitor="val_loss",
+        mode="min",
+    )
     keep = ModelCheckpoint(tmp_path, save_last=True, save_weights_only=weights_only)
     trained = trainer(tmp_path, growing, callbacks=[growing, keep])
     module = Configured(3)
@@ -560,7 +595,7 @@ def test_checkpoint_of_a_finished_module_and_of_one_without_seeds_are_read(tmp_p
     wanted = output_of(module, x)
     growing.finish()
     trained.save_checkpoint(tmp_path / "finished.ckpt")
-    with pytest.raises(RuntimeError, match="read with esper.lightning.load_from_checkpoint"):
+    with pytest.raises(RuntimeError, match=r"read with esper\.lightning\.load_from"):
         Classifier.load_from_checkpoint(tmp_path / "finished.ckpt")
     loaded = load_from_checkpoint(Classifier, tmp_path / "finished.ckpt")
     assert torch.equal(output_of(loaded, x), wanted)

@@ -195,7 +195,10 @@ def test_load_refuses_a_network_of_another_class_or_width_as_base_and_leaves_it_
         (Deeper(1), "does not fit this Deeper: .*1.*"),
         (Deeper(2), r"does not fit this Deeper: it has no 2\.0\.bias"),
         (Deeper(4), r"does not fit this Deeper: the file has no 3\.0\.bias"),
-        (Deeper(3, width=5), r"does not fit this Deeper: 0\.0\.bias has shape \(6,\) in the file and \(5,\) in base"),
+        (
+            Deeper(3, width=5),
+            r"does not fit this Deeper: 0\.0\.bias has shape \(6,\) in the file and \(5,\) in base",
+        ),
     ],
     ids=["depth 1", "depth 2", "depth 4", "width 5"],
 )
@@ -287,8 +290,8 @@ def assert_refused_as_foreign(path: Path) -> None:
     base = PlainImages(4)
     before = tensors_of(base)
     sentence = (
-        rf"^'{path}' is no network that this version of Esper saved, or is damaged \([\w ]+\); pass a file that"
-        " Grown.save or Growth.save wrote$"
+        rf"^'{path}' is no network that this version of Esper saved, or is damaged \([\w ]+\); pass a file"
+        " that Grown.save or Growth.save wrote$"
     )
     with pytest.raises(EsperError, match=sentence):
         load(path, base=base)
@@ -319,6 +322,8 @@ def test_network_file_with_any_changed_byte_is_refused(tmp_path: Path) -> None:
 def test_network_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "newer.safetensors"
     path.write_bytes(sealed(EMPTY | {"format": 2}))
-    sentence = f"^'{path}' has format 2, and this version of Esper reads format 1; read it with the version that"
+    sentence = (
+        f"^'{path}' has format 2, and this version of Esper reads format 1; read it with the version that"
+    )
     with pytest.raises(EsperError, match=sentence):
         load(path, base=PlainImages(4))

@@ -94,7 +94,7 @@ class Grown:
         return "\n".join(lines)
 
     def save(self, path: Path | str) -> None:
-        """Write the weights that ``net`` has now, and its seeds, to ``path``; ``esper.load(path, base=Net())``
+        """Write the present weights of ``net`` and its seeds to ``path``; ``esper.load(path, base=Net())``
         returns the network.
 
         Args:

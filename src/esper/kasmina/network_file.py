@@ -212,8 +212,8 @@ def _checked(path: Path | str, header: Header) -> EditLists:
     """Return the edits of a header; raise an exception of any class unless it has the known format."""
     if header["format"] != FORMAT:
         raise EsperError(
-            f"'{path}' has format {header['format']}, and this version of Esper reads format {FORMAT}; read it"
-            " with the version that wrote it, or a newer one"
+            f"'{path}' has format {header['format']}, and this version of Esper reads format {FORMAT}; read"
+            " it with the version that wrote it, or a newer one"
         )
     lists: EditLists = header["edits"]
     check_edits(lists)

@@ -1,8 +1,8 @@
 """State dicts of the time before ``finish``, loaded into the finished network.
 
-``finish`` changes names and shapes of weights. A hook of the finished network gives the names and shapes of the
-finished network to a state dict that was kept during growth. The hook also holds the edits of the network, for
-files.
+``finish`` changes names and shapes of weights. A hook of the finished network gives the names and shapes of
+the finished network to a state dict that was kept during growth. The hook also holds the edits of the
+network, for files.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Size, Tensor
 from torch.utils._pytree import tree_map_only
 
 Group = dict[str, Any]

@@ -348,9 +348,7 @@ def _check_state(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: An
     """Raise HostError before a state dict is loaded that has other seeds or blocks than the growing
     network."""
     slots = slots_of(net)
-    remedy = (
-        "call growth.load_state_dict(...) first, with the state that growth.state_dict() returned at that time"
-    )
+    remedy = "call growth.load_state_dict(...) first, with the result of growth.state_dict() at that time"
     check_blocks(slots_with_blocks(net), state_dict, prefix, remedy)
     own = {path: text for path, slot in slots.items() if (text := slot.label)}
     found = seeds_in(state_dict, prefix)
