@@ -228,7 +228,8 @@ def from_pretrained(
         return kind.from_pretrained(place, **settings)
     name, lists = read_edits(place)
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers warns of the weights of seeds, which are loaded below.
+    # transformers warns of the weights of seeds, which are loaded below.
+    logging.set_verbosity(logging.ERROR)
     try:
         net, found = kind.from_pretrained(
             place, output_loading_info=True, ignore_mismatched_sizes=True, **settings

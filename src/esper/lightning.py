@@ -157,8 +157,8 @@ class GrowthCallback(Callback):
         if self._monitor is None:
             value = result.get("loss") if isinstance(result, dict) else result
             problem = (
-                f"{_step(pl_module)} returned {type(result).__name__}; growth decides by its loss, so return that,"
-                " or name a logged value with monitor="
+                f"{_step(pl_module)} returned {type(result).__name__}; growth decides by its loss, so return"
+                " that, or name a logged value with monitor="
             )
         else:
             value = logged.get(self._monitor)
@@ -187,14 +187,14 @@ def load_from_checkpoint(module_class: type[L], checkpoint_path: Any, **settings
     """
 
     def on_load_checkpoint(self: LightningModule, checkpoint: dict[str, Any]) -> None:
-        super(grown, self).on_load_checkpoint(checkpoint)
+        module_class.on_load_checkpoint(self, checkpoint)  # type: ignore[arg-type]  # of this class
         for name, note in checkpoint["state_dict"].items():
             if name.endswith(NOTE):
                 net = self.get_submodule(name.removesuffix(NOTE).removesuffix("."))
                 build_or_refuse(checkpoint_path, net, decoded(note))
 
     namespace = {"on_load_checkpoint": on_load_checkpoint, "__module__": module_class.__module__}
-    grown = type(module_class.__name__, (module_class,), namespace)
+    grown: type[L] = type(module_class.__name__, (module_class,), namespace)
     module: L = grown.load_from_checkpoint(checkpoint_path, **settings)
     module.__class__ = module_class
     return module

@@ -290,7 +290,7 @@ def assert_refused_as_foreign(path: Path) -> None:
     base = PlainImages(4)
     before = tensors_of(base)
     sentence = (
-        rf"^'{path}' is no network that this version of Esper saved, or is damaged \([\w ]+\); pass a file"
+        rf"^'{path}' is no network that this version of Esper saved, or is damaged \(\w+\); pass a file"
         " that Grown.save or Growth.save wrote$"
     )
     with pytest.raises(EsperError, match=sentence):

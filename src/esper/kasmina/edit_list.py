@@ -62,7 +62,8 @@ def _moved(slot: SeedSlot, names: Mapping[nn.Module, str]) -> Site:
     """Return the site of a slot with the present paths of its modules."""
     layers, pair = slot.place.layers, slot.site.pair
     if layers is not None and pair is not None:
-        first, norm = tuple(names[each] for each in layers.first), layers.norm and names[layers.norm]
+        first = tuple(names[each] for each in layers.first)
+        norm = None if layers.norm is None else names[layers.norm]
         pair = pair._replace(first=first, norm=norm, second=names[layers.second], between=())
         if layers.shared is not None and pair.setting is not None:
             pair = pair._replace(setting=pair.setting._replace(container=names[layers.shared.blocks]))
@@ -74,6 +75,15 @@ def description_in(edit: Edit) -> Tensor:
     """Return the description of the seed of an edit."""
     blueprint, style, rank = edit["seed"]
     return description_of(blueprint, style, rank)
+
+
+def match_edit(slot: SeedSlot, edit: Edit | None, net: nn.Module) -> None:
+    """Let a slot of ``net`` hold the seed of an edit, with arbitrary weights; empty it if the edit is
+    None."""
+    like = next(slot.place.module.parameters(), next(net.parameters(), torch.empty(0)))
+    slot.match(None if edit is None else description_in(edit), like)
+    if edit is not None:
+        slot.held.set_alpha(edit["alpha"])
 
 
 def site_of(edit: Edit) -> Site:

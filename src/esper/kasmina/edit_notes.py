@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from esper.kasmina.edit_list import decoded, description_in, encoded, present_edits
-from esper.kasmina.graft import BlockGraft
+from esper.kasmina.edit_list import decoded, encoded, match_edit, present_edits
 from esper.kasmina.older_states import edits_of
 from esper.kasmina.slot import is_complete, slots_of
 from esper.kasmina.state_checks import NOTE
@@ -50,7 +48,4 @@ def _build(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> 
             GrowthWarning.issue(
                 f"the state that was loaded has no seed in slot {slot.site.name}; its own was removed"
             )
-        like = next(slot.place.module.parameters(), next(net.parameters(), torch.empty(0)))
-        slot.match(edit and description_in(edit), like)
-        if edit is not None and isinstance(slot.graft, BlockGraft):
-            slot.graft.set_alpha(edit["alpha"])
+        match_edit(slot, edit, net)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from esper.kasmina.edit_list import (
     EditLists,
     beyond_configuration,
     check_edits,
-    description_in,
+    match_edit,
     site_of,
 )
 from esper.kasmina.host import Host
@@ -42,12 +42,13 @@ EDITS_FILE: Final = "esper.json"
 """Name of the file with edits in the folder of a model of transformers."""
 _ENTRY: Final = "esper"
 """Name of the JSON in the metadata of a safetensors file."""
-_NO_DIGEST: Final = "0" * 64
+_NO_DIGEST: Final = b"0" * 64
 _DIGEST: Final = re.compile(rb"digest\W+([0-9a-f]{64})")
 _LENGTH: Final = 8
 """Number of bytes with the length of the header of a safetensors file."""
 
 Header = dict[str, Any]
+Tensors = dict[str, Tensor]
 
 
 def save(net: nn.Module, path: Path) -> None:
@@ -89,18 +90,8 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
     Example:
         >>> net = esper.load("best.safetensors", base=Net())
     """
-    content = _read(path)
-    try:
-        end = _LENGTH + int.from_bytes(content[:_LENGTH], "little")
-        header = json.loads(json.loads(content[_LENGTH:end])["__metadata__"][_ENTRY])
-        lists = _checked(path, header)
-        tensors = load_tensors(content)
-        tensors |= {name: tensors[first] for name, first in header["tied"].items()}
-        base = _built_in(path, header) if base is None else base
-    except EsperError:
-        raise
-    except Exception as error:
-        raise _no_network(path, type(error).__name__) from None
+    header, lists, tensors = _read(path, _content)
+    base = _built_in(path, header) if base is None else base
     check_base(path, base, header["class"])
     with Transaction([base]) as change:
         change.keep(base.parameters())
@@ -116,15 +107,8 @@ def read_edits(folder: Path) -> tuple[str, EditLists]:
     Raises:
         EsperError: The file is missing or damaged, or has a newer format.
     """
-    path = folder / EDITS_FILE
-    content = _read(path)
-    try:
-        header = json.loads(content)
-        return header["class"], _checked(path, header)
-    except EsperError:
-        raise
-    except Exception as error:
-        raise _no_network(path, type(error).__name__) from None
+    header, lists, _ = _read(folder / EDITS_FILE, lambda content: (json.loads(content), {}))
+    return header["class"], lists
 
 
 def build(net: nn.Module, lists: EditLists) -> None:
@@ -134,9 +118,7 @@ def build(net: nn.Module, lists: EditLists) -> None:
         slots = [SeedSlot(site_of(edit), net) for edit in new]
         attach(net, slots)
         for slot, edit in zip(slots, new, strict=True):
-            like = next(slot.place.module.parameters(), next(net.parameters(), torch.empty(0)))
-            slot.match(description_in(edit), like)
-            slot.held.set_alpha(edit["alpha"])
+            match_edit(slot, edit, net)
         settle(net)
         for edit in edits:
             site = site_of(edit)
@@ -163,14 +145,14 @@ def check_base(path: Path | str, base: nn.Module, name: str) -> None:
 
 
 def _header(net: nn.Module, lists: EditLists) -> Header:
-    start = {"digest": _NO_DIGEST, "format": FORMAT, "class": type(net).__qualname__}
+    start = {"digest": _NO_DIGEST.decode(), "format": FORMAT, "class": type(net).__qualname__}
     return start | {"edits": [edits for edits in lists if edits]}
 
 
-def _distinct(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
+def _distinct(net: nn.Module) -> tuple[Tensors, dict[str, str]]:
     """Return the tensors of a state dict, each one once, and the names of those that are left out with the
     name of the equal tensor."""
-    tensors: dict[str, Tensor] = {}
+    tensors: Tensors = {}
     tied: dict[str, str] = {}
     first: dict[Any, str] = {}
     for name, value in net.state_dict().items():
@@ -190,41 +172,47 @@ def _distinct(net: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def _sealed(content: bytes) -> bytes:
     """Return ``content`` with its digest in place of zeros."""
-    return content.replace(_NO_DIGEST.encode(), hashlib.sha256(content).hexdigest().encode(), 1)
+    return content.replace(_NO_DIGEST, _digest(content), 1)
 
 
-def _read(path: Path | str) -> bytes:
-    """Return the content of a file; raise EsperError unless its digest is right."""
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _content(file: bytes) -> tuple[Header, Tensors]:
+    """Return header and tensors of a safetensors file."""
+    end = _LENGTH + int.from_bytes(file[:_LENGTH], "little")
+    header: Header = json.loads(json.loads(file[_LENGTH:end])["__metadata__"][_ENTRY])
+    tensors = load_tensors(file)
+    return header, tensors | {name: tensors[first] for name, first in header["tied"].items()}
+
+
+def _read(
+    path: Path | str, parse: Callable[[bytes], tuple[Header, Tensors]]
+) -> tuple[Header, EditLists, Tensors]:
+    """Return header, edits and tensors of a file whose digest is right and whose format is known."""
     try:
-        content = Path(path).read_bytes()
-    except OSError as error:
-        raise _no_network(path, type(error).__name__) from None
-    found = _DIGEST.search(content)
-    if found is None:
-        raise _no_network(path, "no digest")
-    start, end = found.span(1)
-    if hashlib.sha256(content[:start] + _NO_DIGEST.encode() + content[end:]).hexdigest().encode() != found[1]:
-        raise _no_network(path, "wrong digest")
-    return content
-
-
-def _checked(path: Path | str, header: Header) -> EditLists:
-    """Return the edits of a header; raise an exception of any class unless it has the known format."""
-    if header["format"] != FORMAT:
+        file = Path(path).read_bytes()
+        found = _DIGEST.search(file)
+        start, end = found.span(1) if found is not None else (0, 0)
+        if _digest(file[:start] + _NO_DIGEST + file[end:]) != file[start:end]:
+            raise ValueError("wrong digest")
+        header, tensors = parse(file)
+        lists: EditLists = header["edits"]
+        is_known = header["format"] == FORMAT
+        if is_known:
+            check_edits(lists)
+    except Exception as error:
+        raise EsperError(
+            f"'{path}' is no network that this version of Esper saved, or is damaged"
+            f" ({type(error).__name__}); pass a file that Grown.save or Growth.save wrote"
+        ) from None
+    if not is_known:
         raise EsperError(
             f"'{path}' has format {header['format']}, and this version of Esper reads format {FORMAT}; read"
             " it with the version that wrote it, or a newer one"
         )
-    lists: EditLists = header["edits"]
-    check_edits(lists)
-    return lists
-
-
-def _no_network(path: Path | str, found: str) -> EsperError:
-    return EsperError(
-        f"'{path}' is no network that this version of Esper saved, or is damaged ({found}); pass a file that"
-        " Grown.save or Growth.save wrote"
-    )
+    return header, lists, tensors
 
 
 # --- a network that fits ------------------------------------------------------------------------------------
@@ -240,7 +228,7 @@ def build_or_refuse(path: Path | str, base: nn.Module, lists: EditLists) -> None
         raise misfit(path, base, str(error).splitlines()[-1].strip()) from None
 
 
-def _check_tensors(path: Path | str, base: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(path: Path | str, base: nn.Module, tensors: Tensors) -> None:
     """Raise HostError unless ``base`` has tensors of the same names and shapes."""
     own: dict[str, Size] = {name: value.shape for name, value in base.state_dict().items()}
     for name in sorted(own.keys() | tensors.keys()):

@@ -53,7 +53,7 @@ class FinishedGrowth:
         self.lists = edits_of(net)
         self._seeds = {path: FinishedSeed(slot.label) for path, slot in slots_of(net).items() if slot.label}
         earlier = finished_growth(net)
-        self._containers = {*slots_with_blocks(net), *(earlier._containers if earlier else ())}
+        self._containers: set[str] = {*slots_with_blocks(net), *(earlier._containers if earlier else ())}
         self._alphas: dict[str, tuple[str, float]] = dict(earlier._alphas) if earlier else {}
         """Names of the alphas of inserted blocks, with the path of the block and the value."""
         self._names: dict[Tensor, str] = {p: name for name, p in net.named_parameters()}
