@@ -229,11 +229,10 @@ def from_pretrained(
     name, lists = read_edits(place)
     level = logging.get_verbosity()
     # transformers warns of the weights of seeds, which are loaded below.
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # of transformers
     try:
-        net, found = kind.from_pretrained(
-            place, output_loading_info=True, ignore_mismatched_sizes=True, **settings
-        )
+        read: Any = kind.from_pretrained
+        net, found = read(place, output_loading_info=True, ignore_mismatched_sizes=True, **settings)
     finally:
         logging.set_verbosity(level)
     check_base(place, net, name)

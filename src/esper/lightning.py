@@ -187,7 +187,7 @@ def load_from_checkpoint(module_class: type[L], checkpoint_path: Any, **settings
     """
 
     def on_load_checkpoint(self: LightningModule, checkpoint: dict[str, Any]) -> None:
-        module_class.on_load_checkpoint(self, checkpoint)  # type: ignore[arg-type]  # of this class
+        module_class.on_load_checkpoint(self, checkpoint)
         for name, note in checkpoint["state_dict"].items():
             if name.endswith(NOTE):
                 net = self.get_submodule(name.removesuffix(NOTE).removesuffix("."))
