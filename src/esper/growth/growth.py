@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from esper.growth.adapters import AdapterGrowth
-from esper.growth.argument_checks import check_calibration, check_settings
+from esper.growth.argument_checks import check_blueprints, check_calibration, check_settings
 from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.torch_wrappers import unwrapped
@@ -78,6 +78,7 @@ class Growth(AdapterGrowth):
             per epoch.
         incubation_epochs: Epochs in which a new seed learns without changing the output; incubation needs a
             call of ``incubate`` for every batch.
+        blueprints: Names of the blueprints that may be planted; all unless given.
 
     Raises:
         HostError: No slot can be attached, the optimiser does not train the network, or a module in
@@ -105,11 +106,13 @@ class Growth(AdapterGrowth):
         rollback: bool = False,
         shapley: bool = False,
         incubation_epochs: int = 0,
+        blueprints: Sequence[str] | None = None,
     ) -> None:
         limits = {"epochs": epochs, "max_seeds": max_seeds, "max_params": max_params}
         check_settings(mode, **limits, incubation_epochs=incubation_epochs)
         check_calibration(calibrate)
-        rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs)
+        named = check_blueprints(blueprints)
+        rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs, blueprints=named)
         before = Transaction([unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))])
         try:
             super().__init__(net, optimizer, sample, slots, rules, max_params, follow)

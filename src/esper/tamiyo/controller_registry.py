@@ -96,7 +96,7 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
         return make_controller(wanted, space, ControllerSettings(epochs=epochs))
     if isinstance(wanted, Path) or (isinstance(wanted, str) and Path(wanted).is_dir()):
         return make_controller("ppo", space, ControllerSettings(checkpoint=Path(wanted)))
-    if isinstance(wanted, str) and ("@" in wanted or ":" in wanted):
+    if _is_plan(wanted):
         return _planned(wanted, space, epochs)
     if callable(wanted):
         return controller_from(wanted(space), space, epochs)
@@ -106,6 +106,19 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
         " 'conv_light@layer2:4', the folder of a trained policy, an object with reset and decide (or a"
         " function from an action space to one), or None"
     )
+
+
+def blueprints_of(wanted: Any) -> set[str] | None:
+    """Return the names of the blueprints that a controller may plant, if its description, the argument
+    ``wanted`` of ``controller_from``, states them; else None."""
+    if wanted is None:
+        return set()
+    return tamiyo.planned_blueprints(wanted.removeprefix(KEEP)) if _is_plan(wanted) else None
+
+
+def _is_plan(wanted: Any) -> bool:
+    is_name = isinstance(wanted, str) and wanted not in CONTROLLERS and not Path(wanted).is_dir()
+    return is_name and ("@" in wanted or ":" in wanted)
 
 
 def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:

@@ -134,6 +134,11 @@ def specs_for(topology: Topology) -> list[BlueprintSpec]:
     return sorted((s for s in _registry.values() if s.topology == topology), key=lambda spec: spec.index)
 
 
+def all_blueprints() -> list[BlueprintSpec]:
+    """Return the blueprints of all topologies."""
+    return list(_registry.values())
+
+
 def blueprint_names(topologies: Collection[Topology]) -> tuple[str, ...]:
     """Return the name of every blueprint index, for a host with slots of the given topologies.
 
