@@ -30,7 +30,7 @@ from esper.growth.progress_line import ProgressLine
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.contributions import feed
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms, fresh_statistics
-from esper.kasmina.optimizer_groups import DECAY_SHARE
+from esper.kasmina.optimizer_groups import DECAY_SHARE, wsd_factor
 from esper.leyline.errors import DataError
 
 Loss = Callable[[Any, Any], Tensor]
@@ -348,10 +348,11 @@ class EpochTrainer:
             self.scheduler.step()
 
     def _set_rates(self) -> None:
-        progress = min(self.progress, 1.0)
+        progress = self.progress
         if self.scheduler is None and progress >= 1.0 - DECAY_SHARE:
+            factor = wsd_factor(progress, minibatch=0, warmup=0)
             for group, rate in zip(self.optimizer.param_groups, self._rates, strict=True):
-                group["lr"] = (1.0 - progress) / DECAY_SHARE * rate
+                group["lr"] = factor * rate
 
     def state(self) -> dict[str, Any]:
         return {
