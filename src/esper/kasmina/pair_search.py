@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.dry_run import Call, dry_forward, tensors_in
-from esper.kasmina.edits import names_width
 from esper.kasmina.insertion_search import are_equal, rebuildable, rebuilt
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.transaction import names_width
 from esper.kasmina.widening import Layer, Pair, PairLayers, Setting, WidthGraft
 from esper.leyline.errors import HostError
 from esper.leyline.factored_actions import Style

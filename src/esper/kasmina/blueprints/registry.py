@@ -46,13 +46,6 @@ class BlueprintSpec:
     widens: bool = False
     """Whether a seed adds hidden units between two layers of the network."""
 
-    def fits(self, width: int, *, copyable: bool, widenable: bool) -> bool:
-        """Return whether a slot of ``width`` can hold a seed of the blueprint; ``copyable`` states whether
-        the slot has a block to copy, and ``widenable`` whether it has a pair of layers to widen.
-        """
-        has_source = (copyable or not self.copies) and (widenable or not self.widens)
-        return width % self.multiple_of == 0 and has_source
-
 
 _registry: dict[tuple[Topology, int], BlueprintSpec] = {}
 
