@@ -14,7 +14,7 @@ from torch import nn
 from esper.growth import Growth, GrowthWarning
 from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, Head, LifecycleOp, SlotConfig, SlotTable
 from esper.leyline.errors import BlueprintError
-from esper.leyline.protocols import Decisions
+from esper.leyline.signals import Decisions
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController

@@ -40,8 +40,7 @@ from esper.leyline.rules import LifecycleRules
 from esper.leyline.signals import EnvFacts, RaceResult
 from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
-from esper.tamiyo.controller_log import ControllerLog
-from esper.tamiyo.controller_registry import controller_from
+from esper.tamiyo.controller_registry import ControllerLog, controller_from
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000

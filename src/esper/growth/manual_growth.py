@@ -18,8 +18,7 @@ from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.dry_run import call_order
-from esper.kasmina.health import statistics_of, tensor_norms
-from esper.kasmina.incubation import shadow_loss_of
+from esper.kasmina.incubation import shadow_loss_of, statistics_of, tensor_norms
 from esper.kasmina.network import Births, MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
