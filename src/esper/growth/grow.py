@@ -41,8 +41,7 @@ from esper.growth.batch_training import (
 )
 from esper.growth.grow_run import Epoch, GrowRun
 from esper.growth.growth import Growth
-from esper.growth.growth_events import GrowthEvent
-from esper.growth.progress_line import ProgressLine
+from esper.growth.growth_events import GrowthEvent, ProgressLine
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina import network_file
 from esper.kasmina.blueprints import all_blueprints
