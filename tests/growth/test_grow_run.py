@@ -41,6 +41,7 @@ def grow(net: nn.Module, **given: Any) -> Grown:
         "loss": nn.functional.cross_entropy,
         "optimizer": optimizer,
         "slots": "0",
+        "cost": "flops",
         "show": lambda _: None,
     }
     known |= given

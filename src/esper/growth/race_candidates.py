@@ -47,11 +47,11 @@ def candidates_at(
             found += _block_at(host, host_flops, site, spec, sample)
         elif spec.widens and site.pair is not None and site.pair.first not in pairs:
             pairs.add(site.pair.first)  # Slots at a block and at a layer of it can have the same pair.
-            found.append(_units_at(host, site, spec))
+            found.append(_units_at(host, host_flops, site, spec))
         elif spec.fits(site.width, copyable=False, widenable=False):
             graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
             flops = count_part(graft, site.shape[1:]).forward
-            found.append(Candidate(site, spec.name, graft.to(like), flops))
+            found.append(Candidate(site, spec.name, graft.to(like), flops, flops / host_flops))
     return found
 
 
@@ -63,12 +63,13 @@ def _is_compatible(host: nn.Module, site: Site, spec: BlueprintSpec) -> bool:
     return True
 
 
-def _units_at(host: nn.Module, site: Site, spec: BlueprintSpec) -> Candidate:
+def _units_at(host: nn.Module, host_flops: float, site: Site, spec: BlueprintSpec) -> Candidate:
     """Return new hidden units in the pair of layers at ``site`` as a candidate."""
     layers = place_in(host, site).layers
     assert layers is not None
     graft = WidthGraft(site, spec, Style.LINEAR_ADD, layers)
-    return Candidate(site, spec.name, graft, count_units(graft).forward)
+    flops = count_units(graft).forward
+    return Candidate(site, spec.name, graft, flops, flops / host_flops)
 
 
 def _block_at(
@@ -84,4 +85,4 @@ def _block_at(
     except BlueprintError:
         return []
     share = call_flops(graft.seed, called) / forward_flops(host, sample)
-    return [Candidate(site, spec.name, graft, round(share * host_flops))]
+    return [Candidate(site, spec.name, graft, round(share * host_flops), share)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -13,6 +13,12 @@ from esper.growth.race import LEAST_STEPS, MEASURING, PARTS, RACE, RACED_BLUEPRI
 from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import LEAST_PARTS
 from esper.kasmina.sites import Site
+
+NOTHING_FITS: Final = "nothing was raced: every seed has too many parameters, or costs too much compute"
+TOO_SHORT: Final = (
+    "no race was run to its end: the training is too short for that; diagnose the network, and plan what to"
+    " plant"
+)
 
 
 def candidate_sizes(
