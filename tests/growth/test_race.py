@@ -11,6 +11,7 @@ from torch import nn
 from esper.growth.batch_training import endless
 from esper.growth.diagnose import DIAGNOSIS
 from esper.growth.race import Race
+from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, share_of_rate
 from esper.growth.step_costs import StepCosts
 from esper.kasmina.blueprints import blueprint_named
@@ -91,7 +92,8 @@ def test_first_order_score_of_a_candidate_is_the_slope_of_the_validation_loss() 
         StepCosts(),
     )
     sample = race.training[0][0]
-    race.find_candidates(find_sites(race.host, "second", sample), {"features": ["lora"]}, sample)
+    sites = find_sites(race.host, "second", sample)
+    race.candidates = candidates_at(race.host, race.host_flops, sites, {"features": ["lora"]}, sample)
     race.score_first_order()
     [each] = race.candidates
     # The expected slope is the change of the validation loss in a small step against the training gradient.
@@ -117,9 +119,8 @@ def run_race(
     net, (train, val) = Net(), loaders(features)
     batches, optimiser = endless(train, torch.device("cpu"), ""), optimizer(net.parameters(), lr=rate)  # type: ignore[call-arg]
     race = Race(net, optimiser, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS, StepCosts())
-    race.find_candidates(
-        find_sites(race.host, "*", race.training[0][0]), {"features": blueprints}, race.training[0][0]
-    )
+    sites, sample = find_sites(race.host, "*", race.training[0][0]), race.training[0][0]
+    race.candidates = candidates_at(race.host, race.host_flops, sites, {"features": blueprints}, sample)
     assert race.run()
     return race
 

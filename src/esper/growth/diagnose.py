@@ -19,6 +19,7 @@ from esper.growth.batch_training import Loss, inputs_of
 from esper.growth.diagnosis_report import Diagnosis
 from esper.growth.growth import Growth
 from esper.growth.race import Course, Heat, race_of
+from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import Blueprints, CostUnit, Limit
 from esper.growth.step_costs import StepCosts
 from esper.growth.torch_wrappers import unwrapped
@@ -102,7 +103,7 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         named = [blueprints] if isinstance(blueprints, str) else blueprints
         tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)
         sites = find_sites(race.host, slots, sample)
-        race.find_candidates(sites, tried, sample)
+        race.candidates = candidates_at(race.host, race.host_flops, sites, tried, sample)
         if named is None:
             size, fitting = sum(p.numel() for p in race.host.parameters()), race.candidates
             race.candidates = [c for c in fitting if c.parameters <= size and c.flops <= race.host_flops]

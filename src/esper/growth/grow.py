@@ -31,6 +31,7 @@ from esper.growth.argument_checks import (
     schedule_of,
 )
 from esper.growth.batch_training import (
+    EpochTrainer,
     Loss,
     Metric,
     check_loader,
@@ -39,7 +40,6 @@ from esper.growth.batch_training import (
     on_device,
     size_of,
 )
-from esper.growth.epoch_trainer import EpochTrainer
 from esper.growth.grow_run import Epoch, GrowRun
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
@@ -318,6 +318,7 @@ class _UndoOnError(AbstractContextManager["_UndoOnError"]):
             if error is None:
                 return
             if self.growth is not None:
+                self._start.restore_switches()
                 _add_notes(error, self.growth.abandon())
                 return
             self._start.undo()

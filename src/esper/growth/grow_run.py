@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
@@ -13,20 +13,32 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from esper.growth.batch_training import Metric, generators_of, loss_of, metric_of, on_device, size_of
-from esper.growth.epoch_trainer import EpochTrainer
+from esper.growth.batch_training import (
+    EpochTrainer,
+    Metric,
+    generators_of,
+    loss_of,
+    metric_of,
+    on_device,
+    size_of,
+)
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
-from esper.growth.race_forecast import NOTHING_FITS, TOO_SHORT, candidate_sizes, least_race_flops
+from esper.growth.race_candidates import (
+    NOTHING_FITS,
+    TOO_SHORT,
+    candidate_sizes,
+    candidates_at,
+    least_race_flops,
+)
 from esper.growth.race_runners import Limit, adopt
 from esper.growth.step_costs import StepCosts
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.network import Births
-from esper.kasmina.optimizer_groups import begin_schedule, rates_of, restore_rates
+from esper.kasmina.optimizer_groups import present_rates
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
@@ -247,8 +259,8 @@ class GrowRun:
             race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE, self.costs) as race,
         ):
             sites = [growth.network.sites[i] for i in self._free_slots()]
-            race.find_candidates(sites, RACED_BLUEPRINTS, growth.sample)
-            race.candidates = [c for c in race.candidates if self._fits(c.parameters, c.flops)]
+            every = candidates_at(race.host, race.host_flops, sites, RACED_BLUEPRINTS, growth.sample)
+            race.candidates = [each for each in every if self._fits(each.parameters, each.flops)]
             found: list[RaceCandidate] = []
             fits = bool(race.candidates)
             if fits and race.run():
@@ -280,10 +292,9 @@ class GrowRun:
             f" {best.lead:+.2g} ± {best.error:.1g} ahead of training on, for {best.cost:.0%} more"
             f" {'FLOPs' if self.costs.unit == 'flops' else 'seconds'} per step"
         )
-        planted = any(event.kind == "germinated" for event in decided)
-        return GrowthEvent(
-            self._growth.epoch, "raced", sentence + ("" if planted else ": it was not planted")
-        )
+        if not any(event.kind == "germinated" for event in decided):
+            sentence += ": it was not planted"
+        return GrowthEvent(self._growth.epoch, "raced", sentence)
 
     # --- record ---------------------------------------------------------------------------------------
 
@@ -382,14 +393,3 @@ class GrowRun:
 
     def _generators(self) -> list[torch.Generator]:
         return [*generators_of(self._train_loader), *generators_of(self._val_loader)]
-
-
-@contextmanager
-def present_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Let a race inside the context start from the present learning rates of the optimiser."""
-    rates = rates_of(optimizer)
-    begin_schedule(optimizer)
-    try:
-        yield
-    finally:
-        restore_rates(optimizer, rates)

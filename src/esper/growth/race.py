@@ -25,7 +25,6 @@ from esper.growth.batch_training import (
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
 from esper.growth.first_order import score, scored_together
-from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import (
     SEED_RATE,
     Blueprints,
@@ -42,7 +41,6 @@ from esper.growth.race_runners import (
 from esper.growth.step_costs import StepCosts
 from esper.kasmina.compute import flop_counter
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.sites import Site
 from esper.leyline import DataError
 
 
@@ -153,11 +151,6 @@ class Race:
 
     def _measuring_flops(self, seed_cost: float) -> float:
         return self.probe.samples * (self.host_flops + seed_cost)
-
-    def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints, sample: Any) -> None:
-        """Add a candidate for every site and every blueprint that fits the site; ``sample`` is an input that
-        the network is called with."""
-        self.candidates += candidates_at(self.host, self.host_flops, sites, blueprints, sample)
 
     def run(self) -> bool:
         """Choose the candidates of the first heat and run all heats; return False if time or compute of the

@@ -9,7 +9,8 @@ seed has a separate parameter group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final, Literal
 
@@ -254,6 +255,17 @@ def restore_rates(optimizer: Optimizer, rates: Sequence[Group]) -> None:
     for group, before in zip(optimizer.param_groups, rates, strict=True):
         group.pop("initial_lr", None)
         group.update(before)
+
+
+@contextmanager
+def present_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Let a race inside the context start from the present learning rates of the optimiser."""
+    rates = rates_of(optimizer)
+    begin_schedule(optimizer)
+    try:
+        yield
+    finally:
+        restore_rates(optimizer, rates)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -37,8 +37,8 @@ class Transaction(AbstractContextManager["Transaction"]):
 
     The state consists of children, hooks, training modes, layer numbers, configurations and buffers of
     networks, parameter groups and states of optimisers, attributes of other objects with the slot tables in
-    them, and torch's random state and gradient mode. Weights are restored only if ``keep`` was called before
-    they changed.
+    them, and torch's random state, gradient mode and switch of fused transformer layers. Weights are restored
+    only if ``keep`` was called before they changed.
 
     Args:
         nets: Networks that the change affects.
@@ -61,6 +61,7 @@ class Transaction(AbstractContextManager["Transaction"]):
         self._values: list[Callable[[], object]] = []
         self._last: list[Callable[[], object]] = []
         self._random, self._grad = torch.get_rng_state(), torch.is_grad_enabled()
+        self._fused = torch.backends.mha.get_fastpath_enabled()
         self.include(nets, optimisers, objects)
 
     def include(
@@ -116,7 +117,12 @@ class Transaction(AbstractContextManager["Transaction"]):
             for restore in (*self._structure, *reversed(self._values), *self._last):
                 restore()
             torch.set_rng_state(self._random)
+        self.restore_switches()
+
+    def restore_switches(self) -> None:
+        """Restore torch's gradient mode and its switch of fused transformer layers."""
         torch.set_grad_enabled(self._grad)
+        torch.backends.mha.set_fastpath_enabled(self._fused)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
