@@ -7,6 +7,7 @@ import io
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from time import process_time
 
@@ -27,10 +28,7 @@ class MLP(nn.Module):
     def __init__(self, hidden: int) -> None:
         super().__init__()
         widths = [192] + [128] * hidden
-        layers = [
-            nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Dropout(0.2))
-            for a, b in zip(widths, widths[1:], strict=False)
-        ]
+        layers = [nn.Sequential(nn.Linear(a, b), nn.ReLU(), nn.Dropout(0.2)) for a, b in pairwise(widths)]
         self.layers, self.head = nn.Sequential(*layers), nn.Linear(128, 10)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -149,7 +147,7 @@ def text(folder: Path) -> tuple[Data, Data, Data]:
     known = {letter: index for index, letter in enumerate(sorted(set(corpus)))}
     tokens = torch.tensor([known[letter] for letter in corpus])
     cuts = [0, int(0.9 * len(tokens)), int(0.95 * len(tokens)), len(tokens)]
-    return tuple(_windows(tokens[a:b]) for a, b in zip(cuts, cuts[1:], strict=False))  # type: ignore[return-value]
+    return tuple(_windows(tokens[a:b]) for a, b in pairwise(cuts))  # type: ignore[return-value]
 
 
 def _windows(tokens: Tensor) -> Data:

@@ -1,10 +1,10 @@
 """Do the defaults of ``esper.grow`` and of ``esper.Growth`` harm a sound network, at equal CPU seconds?
 
 ``grow`` trains for a fixed number of epochs. Its CPU seconds, with races and measurements, are the budget of
-the other arms. The machine may be busy in one half of a cell and idle in the other, so the budget is converted
-to the present speed by the seconds of a training step of the untouched network; the other arms take turns every
-few steps. Every arm validates after each epoch and has a constant learning rate that falls to zero in the last
-fifth of its seconds.
+the other arms. The machine may be busy in one half of a cell and idle in the other, so the budget is
+converted to the present speed by the seconds of a training step of the untouched network; the other arms take
+turns every few steps. Every arm validates after each epoch and has a constant learning rate that falls to
+zero in the last fifth of its seconds.
 
 Run with ``.venv/bin/python experiments/027-no-harm/run.py --data FOLDER [MODEL …]``, where the folder holds
 ``tinyshakespeare.txt`` and ``cifar10_jpg.tar.xz``. The script continues where it stopped and writes table.md.
@@ -24,7 +24,7 @@ from models import Batches, Case, Data, cases, next_token
 from torch import nn
 
 import esper
-from esper.karn.statistics import estimate, paired_difference
+from esper.karn.statistics import estimate
 from esper.run.factories import one_thread
 
 HERE = Path(__file__).parent
@@ -181,8 +181,8 @@ def cell(name: str, case: Case, rng_seed: int) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "Test loss at equal CPU seconds; difference from the untouched network in % of its loss, paired by rng"
-        " seed, 95 % intervals.",
+        "Test loss at equal CPU seconds; difference from the untouched network in % of its loss, paired by"
+        " rng seed, 95 % intervals.",
         "",
         "| network | CPU s | arm | test loss by rng seed | difference, % | steps | parameters | planted |",
         "|---|---|---|---|---|---|---|---|",
