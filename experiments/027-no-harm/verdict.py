@@ -1,7 +1,7 @@
 """What does ``esper.diagnose`` advise for the GPT of one block, and for a plain CNN of three layers?
 
 Each network is trained as in run.py, for half as many epochs and at a constant learning rate, and diagnosed
-with its optimiser. The GPT is too small: one more block from the start is better at equal CPU seconds (the arm
+with its optimiser. The GPT is too small: it is worse at equal CPU seconds than one with two blocks (the arm
 "one more block from the start" in table.md). The CNN has 4 channels.
 
 Run with ``.venv/bin/python experiments/027-no-harm/verdict.py --data FOLDER [GPT] [CNN]``, which replaces
