@@ -98,8 +98,9 @@ def decide(
 
     def counts(change: Paired) -> bool:
         """Return whether the loss decreases by enough; False if the standard error is unknown."""
-        is_certain = -change.mean > max(CERTAIN * change.error, LEAST_CERTAIN * abs(loss))
-        return is_certain or -change.mean > max(least, ERRORS * change.error)
+        gain, error = -change.mean, change.error
+        is_certain = gain > CERTAIN * error and gain > LEAST_CERTAIN * abs(loss)
+        return is_certain or (gain > ERRORS * error and gain > least)
 
     longer = -control.mean if control is not None and counts(control) else 0.0
     is_better = counts(best.change) and counts(best.beyond)
