@@ -180,7 +180,7 @@ def test_loss_function_of_a_diagnosis_receives_batches_that_are_dicts_unchanged(
 
 
 def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 100) -> CandidateRow:
-    return CandidateRow("here", "lora", 1000, 10, 0.0, Paired(*change), Paired(*beyond), steps)
+    return CandidateRow("here", "lora", 1000, 10, 0.0, Paired(*change), Paired(*beyond), steps, 0.25)
 
 
 @pytest.mark.parametrize(
@@ -311,8 +311,8 @@ def test_text_of_a_diagnosis_starts_with_the_verdict_and_has_dashes_for_unknown_
     assert lines[5].split()[:2] == ["place", "blueprint"]
     assert lines[7].split("  ")[0] == "here"
     assert "-0.301 ± 0.012" in lines[7]
-    assert lines[7].split()[-6:] == ["1,000", "10", "FLOP", "0.301", "0", "100"]
-    assert lines[8].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
+    assert lines[7].split()[-7:] == ["1,000", "10", "FLOP", "25%", "0.301", "0", "100"]
+    assert lines[8].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "–", "0.25", "0"]
 
 
 def test_repr_of_a_diagnosis_is_one_short_line_without_the_rows() -> None:
