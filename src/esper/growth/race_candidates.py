@@ -53,7 +53,7 @@ def candidates_at(
             found.append(_units_at(host, site, spec))
         elif spec.fits(site.width, copyable=False, widenable=False):
             graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
-            flops = count_part(graft, site.shape[1:]).forward
+            flops = round(site.times * count_part(graft, site.shape[1:]).forward)
             found.append(Candidate(site, spec.name, graft.to(like), flops))
     return found
 
@@ -79,14 +79,14 @@ def _block_at(
 ) -> list[Candidate]:
     """Return a copy of the block at ``site`` as a candidate; nothing if the copy cannot start without
     effect."""
-    source = place_in(host, site).module
+    source = place_in(host, site).block
     graft = BlockGraft(site, spec, Style.LINEAR_ADD, without_slots(source).requires_grad_(True))
     called = captured_call(host, source, sample)
     try:
         zero_outputs(graft.seed, called, graft.argument, site.output.features)
     except BlueprintError:
         return []
-    share = call_flops(graft.seed, called) / forward_flops(host, sample)
+    share = site.times * call_flops(graft.seed, called) / forward_flops(host, sample)
     return [Candidate(site, spec.name, graft, round(share * host_flops))]
 
 

@@ -32,7 +32,7 @@ class Host(nn.Module):
         """Sites of the slots: after every module in ``segments`` but the last; for a ``Sequential``, at its
         last child."""
         names = SlotConfig.of_count(len(self.feature_shapes)).slot_ids
-        axis = 0 if self.topology == "feature_map" else -1
+        axis = 0 if self.topology in {"feature_map", "volume"} else -1
         return [
             Site(
                 name=name,

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.birth import check_birth, check_fits, refusals
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.kasmina.blueprints.tokens import MIXING
 from esper.kasmina.edits import BlockContainer
 from esper.kasmina.graft import (
     BlockGraft,
@@ -30,6 +31,7 @@ from esper.kasmina.graft import (
     Participation,
     SideGraft,
     described,
+    described_causality,
     described_rank,
 )
 from esper.kasmina.low_rank import extend, new_extensions
@@ -53,6 +55,12 @@ class Place(NamedTuple):
     """Container into which copied blocks are inserted; None if copied blocks become side modules."""
     layers: PairLayers | None
     """Layers between which hidden units are added; None if there are none."""
+
+    @property
+    def block(self) -> nn.Module:
+        """Block behind which a copy is inserted; the place must have a container."""
+        assert self.container is not None
+        return self.container.blocks[self.container.position(self.module)]
 
     @classmethod
     def of(cls, net: nn.Module, site: Site) -> Place:
@@ -146,6 +154,11 @@ class SeedSlot(nn.Module):
             raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
         spec = blueprint_named(blueprint, self.site.topology)
         check_fits(spec, self.site)
+        if spec.name in MIXING and self.site.hides_mask:
+            GrowthWarning.issue(
+                f"{spec.name} in {self.site.name} cannot see the padding mask of the network, so padded tokens"
+                " would influence others; plant it behind a block that takes the mask"
+            )
         sample = self.sample_features(like, as_they_are=spec.copies)
         with self._restored_on_error(), self.draws():
             with refusals(spec, sample):
@@ -244,13 +257,18 @@ class SeedSlot(nn.Module):
         blueprint, style = described(description)
         spec, rank = blueprint_named(blueprint, self.site.topology), described_rank(description)
         with TorchStream(0):
-            graft = self._built(spec, style, like)
+            graft = self._built(spec, style, like, is_causal=described_causality(description))
             if rank is not None:
                 extend(graft, new_extensions(graft.seed, rank))
         return graft
 
     def _built(
-        self, spec: BlueprintSpec, style: int, like: Tensor | None, block: nn.Module | None = None
+        self,
+        spec: BlueprintSpec,
+        style: int,
+        like: Tensor | None,
+        block: nn.Module | None = None,
+        is_causal: bool | None = None,
     ) -> Graft:
         source = block if block is not None else next(iter(self.block), None)
         copied = without_slots(source) if spec.copies and source is not None else None
@@ -260,7 +278,7 @@ class SeedSlot(nn.Module):
         if spec.widens and self.place.layers is not None:
             return WidthGraft(self.site, spec, style, self.place.layers).requires_grad_(True)
         assert like is not None
-        graft = SideGraft(self.site, spec, style, copied).to(like).requires_grad_(True)
+        graft = SideGraft(self.site, spec, style, copied, is_causal).to(like).requires_grad_(True)
         if self.site.channels_last:
             graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
         return graft
