@@ -12,7 +12,7 @@ from torch import nn
 
 from esper.growth.race import LEAST_STEPS, MEASURING, PARTS, RACE, RACED_BLUEPRINTS, VALIDATION_SAMPLES
 from esper.growth.race_runners import LEAST_PARTS, Blueprints, Candidate
-from esper.kasmina.birth import captured_call, zero_outputs
+from esper.kasmina.birth import captured_call, is_offered, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
 from esper.kasmina.compute import call_flops, count_part, count_units, forward_flops
 from esper.kasmina.graft import BlockGraft, SideGraft
@@ -44,14 +44,14 @@ def candidates_at(
         (site, blueprint_named(name, site.topology)) for site in sites for name in blueprints[site.topology]
     ]
     for site, spec in specs:
-        if not _is_compatible(host, site, spec):
+        if not (is_offered(spec, site) and _is_compatible(host, site, spec)):
             continue
         if spec.copies and site.insertion is not None:
             found += _block_at(host, host_flops, site, spec, sample)
         elif spec.widens and site.pair is not None and site.pair.first not in pairs:
             pairs.add(site.pair.first)  # Slots at a block and at a layer of it can have the same pair.
             found.append(_units_at(host, site, spec))
-        elif spec.fits(site.width, copyable=False, widenable=False):
+        elif not (spec.copies or spec.widens):
             graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
             flops = round(site.times * count_part(graft, site.shape[1:]).forward)
             found.append(Candidate(site, spec.name, graft.to(like), flops))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import BlueprintSpec, specs_for
+from esper.kasmina.blueprints.tokens import MIXING
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
 from esper.kasmina.edits import Argument
 from esper.kasmina.sites import Site
@@ -20,6 +21,12 @@ from esper.leyline.errors import BlueprintError
 def fits(spec: BlueprintSpec, site: Site) -> bool:
     """Return whether a slot at ``site`` can hold a seed of ``spec``."""
     return spec.fits(site.width, copyable=site.block is not None, widenable=site.pair is not None)
+
+
+def is_offered(spec: BlueprintSpec, site: Site) -> bool:
+    """Return whether controllers, races and diagnoses consider a seed of ``spec`` for a slot at ``site``:
+    attention only where it can see the padding mask that the network takes."""
+    return fits(spec, site) and not (site.hides_mask and spec.name in MIXING)
 
 
 def check_fits(spec: BlueprintSpec, site: Site) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle, network_state
-from esper.kasmina.birth import captured_call, fits, zero_outputs
+from esper.kasmina.birth import captured_call, is_offered, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
 from esper.kasmina.graft import Graft, Participation, SideGraft, described
 from esper.kasmina.host import Host
@@ -191,7 +191,7 @@ class MorphogeneticModel(nn.Module):
             (index, names.index(spec.name))
             for index, slot in enumerate(self.slots)
             for spec in specs_for(slot.site.topology)
-            if fits(spec, slot.site) and (not allowed or spec.name in allowed)
+            if is_offered(spec, slot.site) and (not allowed or spec.name in allowed)
         }
         chosen = tuple(sorted({blueprint for _, blueprint in fitting if blueprint < NUM_BLUEPRINTS}))
         unfit = frozenset((i, b) for i in range(len(self.slots)) for b in chosen if (i, b) not in fitting)

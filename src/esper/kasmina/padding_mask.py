@@ -7,11 +7,10 @@ may pass a mask in one forward pass and None in the next.
 from __future__ import annotations
 
 import inspect
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
 from esper.kasmina.dry_run import Call
 
@@ -28,37 +27,25 @@ class PaddingMask(NamedTuple):
     """Whether padded tokens are True, as in ``key_padding_mask`` of torch; otherwise they are False or 0, or
     their scores are low, as in ``attention_mask`` of transformers."""
 
-    def visible(self, args: Sequence[Any], kwargs: Mapping[str, Any], h: Tensor) -> Tensor:
+    def visible(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], h: Tensor) -> Tensor:
         """Return which tokens are visible to which tokens, as ``[batch, 1, tokens, tokens]``; an axis may have
         length 1.
 
         Args:
-            args: Positional arguments of the submodule.
+            args: Positional arguments of the submodule, a tuple.
             kwargs: Keyword arguments of the submodule.
             h: Features of the slot, ``[batch, tokens, width]``.
         """
         given = kwargs.get(self.key) if isinstance(self.key, str) else args[self.key]
         nothing = h.new_zeros((1, 1)) if self.marks_padding else h.new_ones((1, 1))
-        mask = _chosen([given, nothing], _is_none(given))
+        # Where a graph is traced, ``args`` is a proxy; ``is None`` and the index of a list cannot be traced.
+        mask = (args[:0] + (given, nothing))[given == None]  # noqa: E711, RUF005
         mask = mask.reshape(mask.shape[0], 1, -1, mask.shape[-1])[..., -h.shape[1] :]
         if self.marks_padding:
             return (mask <= 0) & (mask > _LOWEST)
         # A mask of scores has no positive entry.
         has_positive = (mask > 0).any()
         return (has_positive & (mask > 0)) | (~has_positive & (mask > _LOWEST))
-
-
-def _is_none(value: Any) -> Any:
-    if isinstance(value, fx.Proxy):
-        return value.tracer.create_proxy("call_function", operator.is_, (value, None), {})
-    return value is None
-
-
-def _chosen(values: list[Any], index: Any) -> Any:
-    """Return the value at an index, which may be a value of a traced graph."""
-    if isinstance(index, fx.Proxy):
-        return index.tracer.create_proxy("call_function", operator.getitem, (values, index), {})
-    return values[index]
 
 
 def find_mask(module: nn.Module, call: Call, tokens: int) -> PaddingMask | None:

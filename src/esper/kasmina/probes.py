@@ -25,7 +25,7 @@ _SIZES: Final[Mapping[int, tuple[tuple[int, ...], ...]]] = {
     5: ((2, 3, 4), (1, 2, 3)),
 }
 """Axes of an input that may be its size, such as height and width, by number of axes; the likeliest first."""
-_SELECTIONS: Final = ("Softmax", "SafeSoftmax", "Topk", "Max", "Sort", "Gather")
+_SELECTIONS: Final = tuple(f"{name}Backward0" for name in ("Softmax", "Topk", "Max", "Sort", "Gather"))
 """Operations that turn scores into a selection of experts or positions."""
 _NOISE: Final = 64
 """Largest difference of two outputs by rounding, in units of the precision of their dtype."""
@@ -270,13 +270,14 @@ class _Graph:
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
+        parametrizations = {path for path in marks.values() if "parametrizations" in path.split(".")}
         self._consumers: dict[Any, list[Any]] = {}
         self._weights: set[Any] = set()
         """Nodes that only depend on parameters with more than one entry."""
         order = _topological([tensor.grad_fn for tensor in tensors_in(result) if tensor.grad_fn])
         for node in order:
-            variable, before = getattr(node, "variable", None), _inputs(node)
-            others = [each for each in before if not _is_scalar(each)]
+            variable, before = _variable(node), _inputs(node)
+            others = [each for each in before if marks.get(id(_variable(each))) not in parametrizations]
             if variable is not None and variable.ndim and variable.numel() > 1:
                 self._weights.add(node)
             elif others and all(each in self._weights for each in others):
@@ -292,7 +293,7 @@ class _Graph:
         """Paths whose outputs the output of the network depends on; of these, paths whose outputs a later
         operation with weights reads, and paths whose outputs are only scores for a selection."""
         for node in order:
-            path = marks.get(id(getattr(node, "variable", None)))
+            path = marks.get(id(_variable(node)))
             if path is None:
                 continue
             self.read.add(path)
@@ -310,7 +311,7 @@ class _Graph:
         waiting, is_selecting = list(self._consumers[mark]), False
         while waiting:
             for each in self._consumers.get(waiting.pop(), []):
-                if each.name().startswith(_SELECTIONS):
+                if each.name() in _SELECTIONS:
                     is_selecting = True
                 elif len([node for node in _inputs(each) if not _is_scalar(node)]) > 1:
                     return False
@@ -323,9 +324,13 @@ def _inputs(node: Any) -> list[Any]:
     return [each for each, _ in node.next_functions if each is not None]
 
 
+def _variable(node: Any) -> Tensor | None:
+    """Return the parameter, or the zero that was added to an output, of a leaf of the graph."""
+    return getattr(node, "variable", None)
+
+
 def _is_scalar(node: Any) -> bool:
-    """Return whether a node is a leaf of one number, such as the zero that was added to an output."""
-    variable = getattr(node, "variable", None)
+    variable = _variable(node)
     return variable is not None and variable.ndim == 0
 
 

@@ -373,13 +373,15 @@ def stop_checking(net: nn.Module) -> None:
 
 def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Raise HostError before a state dict with another number of blocks is loaded."""
-    for path, slot in slots_of(net).items():
-        container = path.rpartition(".")[0]
-        inside = f"{prefix}{container}." if container else prefix
-        saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
-        if slot.place.container is None or not saved:
+    for slot in slots_of(net).values():
+        if slot.place.container is None:
             continue
         blocks = slot.place.container.blocks
+        container = next(path for path, module in net.named_modules() if module is blocks)
+        inside = f"{prefix}{container}." if container else prefix
+        saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
+        if not saved:
+            continue
         own = {name for name, block in blocks.named_children() if block.state_dict()}
         if saved != own:
             raise HostError(
