@@ -81,7 +81,7 @@ class Probes:
 
     def is_read(self, path: str, output: Output) -> bool:
         """Return whether the output of the network depends on the features at ``path``."""
-        if path in self._graph.read:
+        if (path, output.key) in self._graph.read:
             return True
 
         def shift(at: str, value: Any) -> Any:
@@ -94,12 +94,14 @@ class Probes:
     def is_hidden(self, path: str) -> bool:
         """Return whether a later layer with weights reads the output at ``path`` as features; false for the
         final head, and for routers, whose outputs only select or weigh other outputs."""
-        return path in self._graph.fed and path not in self._graph.selecting
+        output = find_output(self.by_path[path][0].output)
+        place = (path, None if output is None else output.key)
+        return place in self._graph.fed and place not in self._graph.selecting
 
     @property
     def routers(self) -> set[str]:
         """Paths of the submodules whose outputs are scores for a selection."""
-        return self._graph.selecting
+        return {path for path, _ in self._graph.selecting}
 
     # --- order of tokens ----------------------------------------------------------------------------------
 
@@ -250,14 +252,14 @@ class _Graph:
     """
 
     def __init__(self, net: nn.Module, sample: Any) -> None:
-        marks: dict[int, str] = {}
+        marks: dict[int, tuple[str, Any]] = {}
         kept: list[Tensor] = []
 
         def mark(path: str, value: Any) -> Any:
             for output in list(outputs_in(value)):
                 features = output.features(value)
                 zero = torch.zeros((), dtype=features.dtype, device=features.device, requires_grad=True)
-                marks[id(zero)] = path
+                marks[id(zero)] = (path, output.key)
                 kept.append(zero)
                 value = output.replaced(value, features + zero)
             return value
@@ -270,7 +272,7 @@ class _Graph:
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
-        parametrizations = {path for path in marks.values() if "parametrizations" in path.split(".")}
+        parametrizations = {place for place in marks.values() if "parametrizations" in place[0].split(".")}
         self._consumers: dict[Any, list[Any]] = {}
         self._weights: set[Any] = set()
         """Nodes that only depend on parameters with more than one entry."""
@@ -289,18 +291,13 @@ class _Graph:
             consumers = self._consumers.get(node, [])
             if any(each in feeding or self._uses_weight(each) for each in consumers):
                 feeding.add(node)
-        self.read, self.fed, self.selecting = set[str](), set[str](), set[str]()
-        """Paths whose outputs the output of the network depends on; of these, paths whose outputs a later
-        operation with weights reads, and paths whose outputs are only scores for a selection."""
-        for node in order:
-            path = marks.get(id(_variable(node)))
-            if path is None:
-                continue
-            self.read.add(path)
-            if any(each in feeding for each in self._consumers[node]):
-                self.fed.add(path)
-            if self._only_selects(node):
-                self.selecting.add(path)
+        marked = [(node, marks[id(_variable(node))]) for node in order if id(_variable(node)) in marks]
+        self.read = {place for _, place in marked}
+        """Outputs that the output of the network depends on, as paths and keys in the return value."""
+        self.fed = {place for node, place in marked if node in feeding}
+        """Outputs that a later operation with weights reads."""
+        self.selecting = {place for node, place in marked if self._only_selects(node)}
+        """Outputs that are only scores for a selection."""
 
     def _uses_weight(self, node: Any) -> bool:
         before = _inputs(node)
