@@ -152,7 +152,10 @@ HF_CASES: dict[str, Case] = {
     "transformers convnext": Case(
         convnext,
         lambda: pictures(16),
-        (("convnext.encoder.stages.1.layers.0", "conv_light"), ("convnext.encoder.stages.0.layers.0.pwconv1", "norm")),
+        (
+            ("convnext.encoder.stages.1.layers.0", "conv_light"),
+            ("convnext.encoder.stages.0.layers.0.pwconv1", "norm"),
+        ),
         lambda output: output.loss,
     ),
     "transformers vit": Case(

@@ -460,9 +460,7 @@ CASES: dict[str, Case] = {
         Siamese, pair_of_images, (("encoder.1", "conv_light"), ("encoder.2", "stack"), ("encoder.0", "norm"))
     ),
     "volumes": Case(
-        Volumes,
-        lambda: torch.randn(4, 1, 4, 6, 8),
-        (("conv1", "conv_light"), ("conv2", "conv_small")),
+        Volumes, lambda: torch.randn(4, 1, 4, 6, 8), (("conv1", "conv_light"), ("conv2", "conv_small"))
     ),
     "class token": Case(ClassTokenViT, images(), (("blocks.0", "attention"), ("blocks.1", "mlp"))),
     "stages": Case(Stages, images(), (("stages.2", "stack"), ("stages.1", "conv_light"))),

@@ -43,7 +43,9 @@ def _rng_seed() -> None:
 
 def grow(net: nn.Module, sample: Any, slots: Any = "auto", **known: Any) -> Growth:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    return Growth(net, optimizer, **({"sample": sample, "slots": slots, "mode": "min", "controller": None} | known))
+    return Growth(
+        net, optimizer, **({"sample": sample, "slots": slots, "mode": "min", "controller": None} | known)
+    )
 
 
 def site(net: nn.Module, sample: Any, name: str) -> Site:
@@ -61,7 +63,7 @@ def train(net: nn.Module, sample: Any, steps: int = 3) -> None:
         optimizer.step()
 
 
-# --- choice of places -----------------------------------------------------------------------------------------
+# --- choice of places -------------------------------------------------------------------------------------
 
 
 class Categories(nn.Module):
@@ -140,7 +142,7 @@ def test_own_loop_default_spends_no_trial_behind_an_embedding() -> None:
     for epoch in range(30):
         train_once(net, sample, optimizer)
         events = growth.end_epoch(lambda epoch=epoch: 1.0 - 1e-6 * (epoch % 2))
-        planted += [event.slot for event in events if event.kind == "planted"]
+        planted += [event.slot for event in events if event.kind == "germinated"]
     assert planted
     assert set(planted) <= {"numbers", "joint"}
 
@@ -154,7 +156,10 @@ def train_once(net: nn.Module, sample: Any, optimizer: torch.optim.Optimizer) ->
 @pytest.mark.parametrize(
     ("slot", "sentence"),
     [
-        ("inner.parametrizations.weight", r"'inner.parametrizations.weight' \(ParametrizationList\) computes a weight"),
+        (
+            "inner.parametrizations.weight",
+            r"'inner.parametrizations.weight' \(ParametrizationList\) computes a weight",
+        ),
         ("unread", r"the output of Mixture does not depend on submodule 'unread' \(Linear\)"),
     ],
 )
@@ -199,7 +204,7 @@ def test_blocks_of_a_mixtral_are_offered_and_its_router_is_not() -> None:
     assert not Probes(net, {"input_ids": ids}).is_hidden("model.layers.0.mlp.gate")
 
 
-# --- axes -----------------------------------------------------------------------------------------------------
+# --- axes -------------------------------------------------------------------------------------------------
 
 SIZES: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[str, str], ...], Any, Any]] = {
     "channels last": (
@@ -289,11 +294,13 @@ def test_slot_whose_width_depends_on_the_size_of_the_input_is_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.flat(self.score(x)).softmax(-1)
 
-    with pytest.raises(EsperError, match="no axis of its features keeps its length for inputs of another size"):
+    with pytest.raises(
+        EsperError, match="no axis of its features keeps its length for inputs of another size"
+    ):
         grow(Scores(), torch.randn(4, 6, 3), "flat")
 
 
-# --- modules that run several times ---------------------------------------------------------------------------
+# --- modules that run several times -----------------------------------------------------------------------
 
 
 def test_seed_in_a_shared_encoder_takes_part_in_both_calls() -> None:
@@ -364,7 +371,7 @@ def test_stack_inserts_a_copy_into_a_shared_encoder() -> None:
     assert type(growth.finish()) is Siamese
 
 
-# --- stages ---------------------------------------------------------------------------------------------------
+# --- stages -----------------------------------------------------------------------------------------------
 
 
 def test_stack_copies_a_sequential_inside_a_sequential() -> None:
@@ -405,7 +412,7 @@ def test_stack_copies_a_sequential_attribute_as_a_side_module() -> None:
     torch.testing.assert_close(net.eval()(x), wanted)
 
 
-# --- order of tokens ------------------------------------------------------------------------------------------
+# --- order of tokens --------------------------------------------------------------------------------------
 
 
 def test_attention_is_causal_only_in_causal_networks() -> None:
@@ -434,7 +441,10 @@ class EncoderDecoder(nn.Module):
 
 def test_attention_is_causal_in_a_decoder_and_not_in_its_encoder() -> None:
     net, sample = EncoderDecoder(), (torch.randint(11, (4, 6)), torch.randint(11, (4, 6)))
-    causal = {found.name: found.is_causal for found in find_sites(net, ["source", "encoder", "target", "decoder"], sample)}
+    causal = {
+        found.name: found.is_causal
+        for found in find_sites(net, ["source", "encoder", "target", "decoder"], sample)
+    }
     assert causal == {"source": False, "encoder": False, "target": True, "decoder": True}
 
 
@@ -491,7 +501,7 @@ def test_state_dicts_restore_whether_attention_is_causal() -> None:
     torch.testing.assert_close(other.eval()(x), net(x))
 
 
-# --- padding masks --------------------------------------------------------------------------------------------
+# --- padding masks ----------------------------------------------------------------------------------------
 
 
 def bert() -> BertModel:

@@ -18,11 +18,12 @@ _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 
 def auto_paths(probes: Probes) -> list[str]:
-    """Return the paths of the submodules for ``slots="auto"`` in the order of execution: the outermost repeated
-    blocks; if there are none, every ``Sequential`` inside a ``Sequential``; otherwise every layer with weights.
+    """Return the paths of the submodules for ``slots="auto"`` in the order of execution: the outermost
+    repeated blocks; if there are none, every ``Sequential`` inside a ``Sequential``; otherwise every layer
+    with weights.
 
-    The paths do not include embeddings, which read no features; the final head and unread outputs; routers and
-    experts; modules that compute weights; and seeds of an earlier growth.
+    The paths do not include embeddings, which read no features; the final head and unread outputs; routers
+    and experts; modules that compute weights; and seeds of an earlier growth.
     """
     net = probes.net
     graphs = [path for path, module in net.named_modules() if isinstance(module, fx.GraphModule)]
@@ -47,13 +48,13 @@ def _experts(probes: Probes) -> list[str]:
     """Return the paths, with a dot, of the lists of experts: lists with one element per score of a router."""
     found = []
     for path in probes.routers:
-        call = probes.by_path[path][0]
-        output = find_output(call.output)
+        scores = probes.by_path[path][0].output
+        output = find_output(scores)
         parent = path.rpartition(".")[0]
         for name, child in probes.net.get_submodule(parent).named_children():
-            is_list = isinstance(child, nn.ModuleList) and output is not None
-            if is_list and len(child) == output.features(call.output).shape[-1]:
-                found.append(f"{parent}.{name}.".lstrip("."))
+            if isinstance(child, nn.ModuleList) and output is not None:
+                is_scored = len(child) == output.features(scores).shape[-1]
+                found += [f"{parent}.{name}.".lstrip(".")] * is_scored
     return found
 
 

@@ -23,9 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from esper.kasmina.birth import BlockCall, captured_call
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
-from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, description_of, shadow_size
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import description_of
 from esper.kasmina.widening import WidthGraft
 from esper.leyline import Stage, Style
 

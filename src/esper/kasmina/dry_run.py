@@ -124,11 +124,7 @@ def exact_float32() -> Iterator[None]:
 
 
 def dry_forward(
-    net: nn.Module,
-    sample: Any,
-    *,
-    training: bool = False,
-    change: Callable[[str, Any], Any] | None = None,
+    net: nn.Module, sample: Any, *, training: bool = False, change: Callable[[str, Any], Any] | None = None
 ) -> tuple[list[Call], Any]:
     """Run ``net`` once; return its output, and the calls of its submodules in the order in which the calls
     end.
@@ -152,11 +148,7 @@ def dry_forward(
 
             handles.append(module.register_forward_hook(look, with_kwargs=True))
     try:
-        with (
-            untouched(net, training=training),
-            layer_by_layer(),
-            torch.set_grad_enabled(change is not None),
-        ):
+        with untouched(net, training=training), layer_by_layer(), torch.set_grad_enabled(change is not None):
             result = call(net, sample)
     except HostError:
         raise

@@ -15,8 +15,8 @@ _CHANNELS_LAST: Final = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.M
 
 
 def swapped_axes(probes: Probes, path: str, output: Output) -> tuple[int, int] | None:
-    """Return the axes to transpose so that seeds get ``[batch, channels, ...]``, ``[batch, tokens, width]`` or
-    ``[batch, width]``; None if the features already are in this order.
+    """Return the axes to transpose so that seeds get ``[batch, channels, ...]``, ``[batch, tokens, width]``
+    or ``[batch, width]``; None if the features already are in this order.
 
     The width is the second or the last axis. It does not change with the size of the input. If both axes do
     not change, or the network accepts inputs of one size only, the order follows from the layers.
@@ -50,8 +50,7 @@ def _order_of_layers(probes: Probes, path: str) -> tuple[int, int] | None:
     """Return the axes to transpose so that features become ``[batch, tokens, width]``; None if they already
     are.
 
-    The order of the axes follows from the nearest layer, at or before ``path``, with a known channel axis,
-    and from the option ``batch_first`` of recurrent and attention layers.
+    The order of the axes follows from the nearest layer, at or before ``path``, with a known channel axis.
     """
     net, paths = probes.net, list(probes.by_path)
     for earlier in reversed(paths[: paths.index(path) + 1]):
@@ -59,13 +58,7 @@ def _order_of_layers(probes: Probes, path: str) -> tuple[int, int] | None:
         if isinstance(module, _CHANNELS_FIRST):
             return (1, 2)
         if isinstance(module, _CHANNELS_LAST):
-            break
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        around = net.get_submodule(".".join(parts[:end])).modules()
-        batch_firsts = [m.batch_first for m in around if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
-        if batch_firsts:
-            return None if all(batch_firsts) else (0, 1)
+            return None
     return None
 
 

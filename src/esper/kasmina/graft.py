@@ -7,7 +7,6 @@ host upstream of a slot is non-zero at every alpha.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -22,6 +21,7 @@ from esper.kasmina.blueprints.tokens import Heads, showing
 from esper.kasmina.edits import BlockContainer
 from esper.kasmina.padding_mask import PaddingMask
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import description_of
 from esper.leyline.errors import IncompatibleSeedError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
 
@@ -57,7 +57,10 @@ class Participation(NamedTuple):
     slot's stream."""
 
 
-POINTWISE: Final[dict[Topology, type[nn.Conv2d | nn.Conv3d]]] = {"feature_map": nn.Conv2d, "volume": nn.Conv3d}
+POINTWISE: Final[dict[Topology, type[nn.Conv2d | nn.Conv3d]]] = {
+    "feature_map": nn.Conv2d,
+    "volume": nn.Conv3d,
+}
 """Convolutions by topology, for features whose second axis is the width."""
 
 
@@ -383,40 +386,3 @@ class BlockGraft(Graft):
 
     def tensors(self) -> list[Tensor]:
         return [*self.seed.parameters(), *self.seed.buffers()]
-
-
-def description_of(
-    blueprint: str, style: int, rank: int | None = None, *, is_causal: bool = True
-) -> Tensor:
-    """Encode a seed as a tensor of bytes, because file formats for weights store tensors only.
-
-    Args:
-        blueprint: Name of the blueprint.
-        style: Index of the blend style.
-        rank: Raised rank; None for a seed as its blueprint builds it.
-        is_causal: Whether attention in the seed is causal.
-    """
-    values: list[Any] = [blueprint, BLEND_IDS[style]]
-    if not is_causal:
-        values += [rank, is_causal]
-    elif rank is not None:
-        values.append(rank)
-    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
-
-
-def described(description: Tensor) -> tuple[str, int]:
-    """Return the blueprint and the style index that a byte tensor of ``description_of`` encodes."""
-    blueprint, style, *_ = json.loads(bytes(description.tolist()))
-    return blueprint, BLEND_IDS.index(style)
-
-
-def described_rank(description: Tensor) -> int | None:
-    """Return the raised rank that a byte tensor of ``description_of`` encodes, or None."""
-    _, _, *rank = json.loads(bytes(description.tolist()))
-    return rank[0] if rank else None
-
-
-def described_causality(description: Tensor) -> bool:
-    """Return whether attention is causal in the seed that a byte tensor of ``description_of`` encodes."""
-    _, _, *rest = json.loads(bytes(description.tolist()))
-    return rest[1] if len(rest) > 1 else True

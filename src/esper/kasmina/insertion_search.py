@@ -30,9 +30,9 @@ def find_insertion(
 ) -> Insertion:
     """Return how a copy of the block at ``path`` is inserted behind it, after a trial of the insertion.
 
-    In the trial, a copy that passes its input on must run as often as the block and leave all outputs of the network
-    bit-equal. If the network can be built from its configuration, a network that is built from the changed
-    configuration must have the same modules and parameters.
+    In the trial, a copy that passes its input on must run as often as the block and leave all outputs of the
+    network bit-equal. If the network can be built from its configuration, a network that is built from the
+    changed configuration must have the same modules and parameters.
 
     Args:
         net: Network with the block; unchanged afterwards.
@@ -195,8 +195,8 @@ def _try(
         calls_of_block: Number of calls of the block in a forward pass.
 
     Raises:
-        _InsertionError: The copy does not run as often as the block, the output differs, or there are new differences
-            to a network that is built from the configuration.
+        _InsertionError: The copy does not run as often as the block, the output differs, or there are new
+            differences to a network that is built from the configuration.
     """
     wanted, known = before
     with _inserted(net, path, insertion) as where:

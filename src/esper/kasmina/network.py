@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 from esper.kasmina import lifecycle, network_state
 from esper.kasmina.birth import captured_call, is_offered, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
-from esper.kasmina.graft import Graft, Participation, SideGraft, described
+from esper.kasmina.graft import Graft, Participation, SideGraft
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import described
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach, check_compatible
 from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed

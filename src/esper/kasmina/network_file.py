@@ -14,12 +14,13 @@ from torch import nn
 from esper.files.atomic_write import write_durably
 from esper.kasmina.block_notes import weights_of
 from esper.kasmina.edits import Insertion
+from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import BlockGraft
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.plain import finish
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.sites import Output, Site
+from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach
 from esper.kasmina.transaction import Transaction
 from esper.kasmina.widening import Pair, WidthGraft

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.block_notes import weights_of
 from esper.kasmina.blueprints import blueprint_named
-from esper.kasmina.graft import BlockGraft, Graft, described_causality, described_rank, description_of
+from esper.kasmina.graft import BlockGraft, Graft
+from esper.kasmina.seed_description import described_causality, described_rank, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
 from esper.kasmina.transaction import Transaction
 from esper.leyline import SlotTable

@@ -1,7 +1,7 @@
 """Padding masks that a network passes to the submodule of a slot, so that attention seeds can respect them.
 
-All functions on tensors consist of operations that ``torch.fx`` can trace, without branches on values: a network
-may pass a mask in one forward pass and None in the next.
+All functions on tensors consist of operations that ``torch.fx`` can trace, without branches on values: a
+network may pass a mask in one forward pass and None in the next.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class PaddingMask(NamedTuple):
     their scores are low, as in ``attention_mask`` of transformers."""
 
     def visible(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], h: Tensor) -> Tensor:
-        """Return which tokens are visible to which tokens, as ``[batch, 1, tokens, tokens]``; an axis may have
-        length 1.
+        """Return which tokens are visible to which tokens, as ``[batch, 1, tokens, tokens]``; an axis may
+        have length 1.
 
         Args:
             args: Positional arguments of the submodule, a tuple.
@@ -64,8 +64,7 @@ def find_mask(module: nn.Module, call: Call, tokens: int) -> PaddingMask | None:
     fitting = [
         PaddingMask(key, names_padding(name))
         for key, name, value in given
-        if (names_padding(name) or name == "attention_mask")
-        and (value is None or _fits(value, tokens))
+        if (names_padding(name) or name == "attention_mask") and (value is None or _fits(value, tokens))
     ]
     return next((mask for mask in fitting if mask.marks_padding), next(iter(fitting), None))
 

@@ -18,17 +18,18 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils.hooks import RemovableHandle
 
+from esper.kasmina.auto_sites import GROWN
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, dense_attention
 from esper.kasmina.dry_run import untouched
 from esper.kasmina.enlargement import make_units_permanent
+from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.output_comparison import EVAL, Outputs, are_equal, compare, outputs_of
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, Stage
@@ -369,16 +370,16 @@ def _compare_seed(slot: SeedSlot) -> None:
     graft = slot.held
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)
-    graph, is_masked = graph_of(graft, Output("tensor")), isinstance(graft, SideGraft) and graft.mask
-    no_mask: tuple[Any, ...] = ((None,) * _MOST_ARGUMENTS, {}) if is_masked else ((),)
+    assert isinstance(graft, SideGraft)
+    graph = graph_of(graft, Output("tensor"))
+    args, kwargs = (None,) * _MOST_ARGUMENTS, [{}] if graft.mask else []
     mode, part = graft.training, graft.participation
     for training in (False, True):
         with untouched(graft, training=training), torch.no_grad():
+            with TorchStream(0), graft.showing(args, {}, h) if graft.mask else nullcontext():
+                wanted = graft(h) if part.active else h
             with TorchStream(0):
-                with graft.showing(*no_mask, h) if is_masked else nullcontext():
-                    wanted = graft(h) if part.active else h
-            with TorchStream(0):
-                found = graph.train(training)(None, *no_mask, h)
+                found = graph.train(training)(None, args, *kwargs, h)
         if not torch.equal(found.nan_to_num(), wanted.nan_to_num()):
             raise HostError(
                 f"slot {slot.site.name}: the graph of its seed differs from the seed that was trained;"

@@ -1,5 +1,5 @@
-"""Probes of a network: forward passes with another size of input, with traced outputs, and with a changed last
-token.
+"""Probes of a network: forward passes with another size of input, with traced outputs, or with a changed
+last token.
 
 They show which axes of features are batch, tokens and width, which outputs the network reads, and whether the
 network is causal.
@@ -129,10 +129,11 @@ class Probes:
             output: Position of the features.
             swap_of: Function that returns the axes to transpose of the tokens that a submodule returns.
         """
-        verdicts = []
-        for changed in self._changed_inputs:
-            if _changed_tokens(self.by_path, changed, path, output, None).any():
-                verdicts.append(not self._mixes_backwards(changed, swap_of))
+        verdicts = [
+            not self._mixes_backwards(changed, swap_of)
+            for changed in self._changed_inputs
+            if _changed_tokens(self.by_path, changed, path, output, None).any()
+        ]
         return any(verdicts) or not verdicts
 
     def _mixes_backwards(
@@ -191,7 +192,7 @@ def _other_batches(sample: Any) -> Iterator[Any]:
     tensors = [tensor for tensor in tensors_in(sample) if tensor.ndim]
     if tensors:
         rows = len(tensors[0])
-        yield _mapped(sample, lambda t: torch.cat([t, t]) if t.ndim and len(t) == rows else t)
+        yield _mapped(sample, lambda t: _doubled(t, t.shape.index(rows)) if rows in t.shape else t)
 
 
 def _others(sample: Any) -> Iterator[Any]:
@@ -203,7 +204,9 @@ def _others(sample: Any) -> Iterator[Any]:
         lengths = {lead.shape[axis] for axis in axes}
         for change in (_doubled, _halved):
 
-            def resized(tensor: Tensor, axes: Any = axes, lengths: Any = lengths, change: Any = change) -> Tensor:
+            def resized(
+                tensor: Tensor, axes: Any = axes, lengths: Any = lengths, change: Any = change
+            ) -> Tensor:
                 if tensor.ndim != lead.ndim:
                     first = int(tensor.ndim > 0 and len(tensor) == len(lead))
                     axes = [a for a in range(first, tensor.ndim) if tensor.shape[a] in lengths]
@@ -225,18 +228,19 @@ def _halved(tensor: Tensor, axis: int) -> Tensor:
 def _with_last_changed(sample: Any, number: int) -> Any:
     """Return the sample with another value at the end of every row of its tensor ``number``."""
     wanted = tensors_in(sample)[number]
-    if wanted.ndim < 2:
+    if wanted.ndim < 2 or not wanted.numel():
         return sample
-    changed = wanted.clone()
-    last = (slice(None), *[-1] * (wanted.ndim - 1))
+    rows = wanted.clone().flatten(1)
+    last = rows[:, -1]
     if wanted.is_floating_point():
-        changed[last] += 1 + 3 * wanted.abs().max()
+        last += 1 + 3 * wanted.abs().max()
     elif wanted.dtype is torch.bool:
-        changed[last] = ~wanted[last]
+        last.logical_not_()
     else:
         # Values that occur in the sample are valid ids.
         low, high = (wanted.min(), wanted.max()) if wanted.min() < wanted.max() else (0, 1)
-        changed[last] = torch.where(wanted[last] == low, high, low).to(wanted.dtype)
+        last.copy_(torch.where(last == low, high, low))
+    changed = rows.view(wanted.shape)
     return _mapped(sample, lambda tensor: changed if tensor is wanted else tensor)
 
 
@@ -252,52 +256,55 @@ class _Graph:
     """
 
     def __init__(self, net: nn.Module, sample: Any) -> None:
-        marks: dict[int, tuple[str, Any]] = {}
-        kept: list[Tensor] = []
-
-        def mark(path: str, value: Any) -> Any:
-            for output in list(outputs_in(value)):
-                features = output.features(value)
-                zero = torch.zeros((), dtype=features.dtype, device=features.device, requires_grad=True)
-                marks[id(zero)] = (path, output.key)
-                kept.append(zero)
-                value = output.replaced(value, features + zero)
-            return value
-
+        self._zeros: dict[int, tuple[Tensor, tuple[str, Any]]] = {}
         frozen = [p for p in net.parameters() if p.is_floating_point() and not p.requires_grad]
         try:
             for parameter in frozen:
                 parameter.requires_grad_(True)
-            result = dry_forward(net, sample, change=mark)[1]
+            result = dry_forward(net, sample, change=self._mark)[1]
         finally:
             for parameter in frozen:
                 parameter.requires_grad_(False)
-        parametrizations = {place for place in marks.values() if "parametrizations" in place[0].split(".")}
+        order = _topological([tensor.grad_fn for tensor in tensors_in(result) if tensor.grad_fn])
         self._consumers: dict[Any, list[Any]] = {}
         self._weights: set[Any] = set()
         """Nodes that only depend on parameters with more than one entry."""
-        order = _topological([tensor.grad_fn for tensor in tensors_in(result) if tensor.grad_fn])
         for node in order:
-            variable, before = _variable(node), _inputs(node)
-            others = [each for each in before if marks.get(id(_variable(each))) not in parametrizations]
-            if variable is not None and variable.ndim and variable.numel() > 1:
-                self._weights.add(node)
-            elif others and all(each in self._weights for each in others):
-                self._weights.add(node)
-            for each in before:
+            for each in _inputs(node):
                 self._consumers.setdefault(each, []).append(node)
+            if self._is_weight(node):
+                self._weights.add(node)
         feeding: set[Any] = set()
         for node in reversed(order):
-            consumers = self._consumers.get(node, [])
-            if any(each in feeding or self._uses_weight(each) for each in consumers):
+            if any(each in feeding or self._uses_weight(each) for each in self._consumers.get(node, [])):
                 feeding.add(node)
-        marked = [(node, marks[id(_variable(node))]) for node in order if id(_variable(node)) in marks]
+        marked = [(node, place) for node in order if (place := self._place(node)) is not None]
         self.read = {place for _, place in marked}
         """Outputs that the output of the network depends on, as paths and keys in the return value."""
         self.fed = {place for node, place in marked if node in feeding}
         """Outputs that a later operation with weights reads."""
         self.selecting = {place for node, place in marked if self._only_selects(node)}
         """Outputs that are only scores for a selection."""
+
+    def _mark(self, path: str, value: Any) -> Any:
+        for output in list(outputs_in(value)):
+            features = output.features(value)
+            zero = torch.zeros((), dtype=features.dtype, device=features.device, requires_grad=True)
+            self._zeros[id(zero)] = zero, (path, output.key)
+            value = output.replaced(value, features + zero)
+        return value
+
+    def _place(self, node: Any) -> tuple[str, Any] | None:
+        """Return the output to which the zero of a leaf was added; None for other nodes."""
+        return self._zeros.get(id(getattr(node, "variable", None)), (None, None))[1]
+
+    def _is_weight(self, node: Any) -> bool:
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return variable.numel() > 1
+        places = [(each, self._place(each)) for each in _inputs(node)]
+        others = [e for e, place in places if place is None or "parametrizations" not in place[0].split(".")]
+        return bool(others) and all(each in self._weights for each in others)
 
     def _uses_weight(self, node: Any) -> bool:
         before = _inputs(node)
@@ -310,7 +317,7 @@ class _Graph:
             for each in self._consumers.get(waiting.pop(), []):
                 if each.name() in _SELECTIONS:
                     is_selecting = True
-                elif len([node for node in _inputs(each) if not _is_scalar(node)]) > 1:
+                elif len([node for node in _inputs(each) if self._place(node) is None]) > 1:
                     return False
                 else:
                     waiting.append(each)
@@ -321,16 +328,6 @@ def _inputs(node: Any) -> list[Any]:
     return [each for each, _ in node.next_functions if each is not None]
 
 
-def _variable(node: Any) -> Tensor | None:
-    """Return the parameter, or the zero that was added to an output, of a leaf of the graph."""
-    return getattr(node, "variable", None)
-
-
-def _is_scalar(node: Any) -> bool:
-    variable = _variable(node)
-    return variable is not None and variable.ndim == 0
-
-
 def _topological(ends: list[Any]) -> list[Any]:
     """Return all nodes of a graph of gradients, every node behind those that it depends on."""
     order, seen = list[Any](), set[Any]()
@@ -338,8 +335,7 @@ def _topological(ends: list[Any]) -> list[Any]:
         waiting = [] if end in seen else [(end, iter(_inputs(end)))]
         seen.add(end)
         while waiting:
-            node, rest = waiting[-1]
-            following = next((each for each in rest if each not in seen), None)
+            following = next((each for each in waiting[-1][1] if each not in seen), None)
             if following is None:
                 order.append(waiting.pop()[0])
             else:

@@ -2,8 +2,9 @@
 networks are searched by a forward pass.
 
 A site is a submodule that returns a tensor of features, alone or inside a tuple, a dict or a dataclass. If it
-runs several times in a forward pass, as a shared encoder does, its seed takes part in every call. Containers do not change: a site that is named after a ``Sequential`` is
-attached to its last child, which returns the same tensor.
+runs several times in a forward pass, as a shared encoder does, its seed takes part in every call. Containers
+do not change: a site that is named after a ``Sequential`` is attached to its last child, which returns the
+same tensor.
 """
 
 from __future__ import annotations
@@ -19,14 +20,12 @@ from typing import Any, Final, get_args
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.auto_sites import GROWN as GROWN
 from esper.kasmina.auto_sites import MOST_AUTO_SITES, auto_paths
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.dry_run import Call, dry_forward
 from esper.kasmina.edits import Insertion
 from esper.kasmina.feature_axes import swapped_axes
-from esper.kasmina.feature_output import Output as Output
-from esper.kasmina.feature_output import described, find_output
+from esper.kasmina.feature_output import Output, described, find_output
 from esper.kasmina.insertion_search import find_insertion, is_element
 from esper.kasmina.padding_mask import find_mask, takes_mask
 from esper.kasmina.pair_search import find_pair
@@ -36,12 +35,7 @@ from esper.leyline.errors import HostError, UnknownNameError
 
 _TOKENS: Final = 3
 """Number of axes of tokens, and largest number of axes of features with the width last."""
-_TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {
-    5: "volume",
-    4: "feature_map",
-    3: "tokens",
-    2: "features",
-}
+_TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {5: "volume", 4: "feature_map", 3: "tokens", 2: "features"}
 
 _WHOLE: Final = Output("tensor")
 
@@ -167,7 +161,7 @@ def _with_order(probes: Probes, site: Site) -> Site:
     module, call = probes.net.get_submodule(site.path), probes.by_path[site.path][0]
     mask = find_mask(module, call, site.shape[1])
     hides = mask is None and takes_mask(probes.net)
-    return replace(site, is_causal=is_causal, mask=mask and tuple(mask), hides_mask=hides)
+    return replace(site, is_causal=is_causal, mask=mask and (mask.key, mask.marks_padding), hides_mask=hides)
 
 
 def _with_pair(net: nn.Module, site: Site, calls: Sequence[Call], result: Any, sample: Any) -> Site:
@@ -249,8 +243,8 @@ def _site(probes: Probes, name: str, key: str = "") -> Site:
         swap = swapped_axes(probes, carrier, output)
     except HostError as error:
         raise HostError(
-            f"submodule '{name}' ({kind}) returns {described(calls[0].output)}: {error}, so no seed could have"
-            " a fixed width; name another submodule"
+            f"submodule '{name}' ({kind}) returns {described(calls[0].output)}: {error}, so no seed could"
+            " have a fixed width; name another submodule"
         ) from None
     if not probes.is_read(carrier, output):
         raise HostError(
@@ -270,9 +264,7 @@ def _site(probes: Probes, name: str, key: str = "") -> Site:
     channels_last = channels_last and features.is_contiguous(memory_format=torch.channels_last)
     times = sum(h.numel() for h in found) / features.numel()
     shape = shapes[0]
-    return Site(
-        name, carrier, topology, shape[axis], shape, output, swap, None, channels_last, times=times
-    )
+    return Site(name, carrier, topology, shape[axis], shape, output, swap, None, channels_last, times=times)
 
 
 def _is_possible(features: Any, first: Any) -> bool:
@@ -324,7 +316,8 @@ def _is_block(probes: Probes, site: Site, path: str) -> bool:
 
 
 def _auto(probes: Probes) -> list[Site]:
-    """Return sites for ``slots="auto"``, at most ``MOST_AUTO_SITES``, spread over the depth of the network."""
+    """Return sites for ``slots="auto"``, at most ``MOST_AUTO_SITES``, spread over the depth of the
+    network."""
     found: list[Site] = []
     for path in auto_paths(probes):
         try:
@@ -333,8 +326,8 @@ def _auto(probes: Probes) -> list[Site]:
             continue
     if not found:
         raise HostError(
-            f"slots='auto' finds no place in {type(probes.net).__name__}: no layer before the last one hands on"
-            " features; name submodules with slots=[…]"
+            f"slots='auto' finds no place in {type(probes.net).__name__}: no layer before the last one hands"
+            " on features; name submodules with slots=[…]"
         )
     # The sites are divided into ``count`` groups of equal size, and the last site of each group is chosen.
     count = min(len(found), MOST_AUTO_SITES)

@@ -24,19 +24,11 @@ from esper.kasmina.birth import check_birth, check_fits, refusals
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
 from esper.kasmina.blueprints.tokens import MIXING
 from esper.kasmina.edits import BlockContainer
-from esper.kasmina.graft import (
-    BlockGraft,
-    Graft,
-    Handles,
-    Participation,
-    SideGraft,
-    described,
-    described_causality,
-    described_rank,
-)
+from esper.kasmina.graft import BlockGraft, Graft, Handles, Participation, SideGraft
 from esper.kasmina.low_rank import extend, new_extensions
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import described, described_causality, described_rank
 from esper.kasmina.sites import Site
 from esper.kasmina.widening import PairLayers, WidthGraft
 from esper.leyline import GrowthWarning, HostError, SlotError, Style
@@ -156,8 +148,8 @@ class SeedSlot(nn.Module):
         check_fits(spec, self.site)
         if spec.name in MIXING and self.site.hides_mask:
             GrowthWarning.issue(
-                f"{spec.name} in {self.site.name} cannot see the padding mask of the network, so padded tokens"
-                " would influence others; plant it behind a block that takes the mask"
+                f"{spec.name} in {self.site.name} cannot see the padding mask of the network, so padded"
+                " tokens would influence others; plant it behind a block that takes the mask"
             )
         sample = self.sample_features(like, as_they_are=spec.copies)
         with self._restored_on_error(), self.draws():

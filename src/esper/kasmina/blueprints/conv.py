@@ -1,5 +1,5 @@
-"""Blueprints for feature maps ``[batch, channels, height, width]`` and volumes ``[batch, channels, depth, height,
-width]``.
+"""Blueprints for feature maps ``[batch, channels, height, width]`` and for volumes, with one more spatial
+axis.
 
 Volumes have the blueprints ``norm``, ``conv_small`` and ``conv_light``.
 

@@ -2,9 +2,9 @@
 
 Each delta for tokens is exactly zero at birth, and every weight receives a gradient in the first backward
 pass. A delta of several layers is the sum of two branches that cancel (``Mirrored``), each with half of the
-heads, rank or hidden units. Only attention mixes tokens; it is causal, so that the output for a token does not
-depend on later tokens, unless the slot states that the network is not causal. Features ``[batch, width]`` have no token axis, so only blueprints that treat each token
-separately exist for them.
+heads, rank or hidden units. Only attention mixes tokens; it is causal, so that the output for a token does
+not depend on later tokens, unless the slot states that the network is not causal. Features ``[batch, width]``
+have no token axis, so only blueprints that treat each token separately exist for them.
 """
 
 from collections.abc import Callable, Iterator
