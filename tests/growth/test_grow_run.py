@@ -14,7 +14,7 @@ from esper.growth.grow import Grown
 from esper.growth.grow_run import RACE_SHARE
 from esper.growth.race_runners import Limit, Runner, adopt
 from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, RaceCandidate, RaceResult, SlotTable
-from esper.leyline.protocols import Decisions
+from esper.leyline.signals import Decisions
 from esper.tamiyo.race_controller import is_worthwhile
 
 

@@ -156,7 +156,8 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
     """
     before = Transaction([unwrapped(net)])
     try:
-        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None)
+        only = [blueprint]
+        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None, blueprints=only)
         if len(growth.slots) != 1:
             names = ", ".join(growth.slots)
             raise HostError(

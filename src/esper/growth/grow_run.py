@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from esper.growth.batch_training import (
     EpochTrainer,
@@ -32,7 +31,7 @@ from esper.growth.race_runners import Limit, adopt
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
 from esper.kasmina.network import Births
-from esper.kasmina.optimizer_groups import begin_schedule, rates_of, restore_rates
+from esper.kasmina.optimizer_groups import present_rates
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
@@ -384,17 +383,6 @@ class GrowRun:
 
     def _generators(self) -> list[torch.Generator]:
         return [*generators_of(self._train_loader), *generators_of(self._val_loader)]
-
-
-@contextmanager
-def present_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Let a race inside the context start from the present learning rates of the optimiser."""
-    rates = rates_of(optimizer)
-    begin_schedule(optimizer)
-    try:
-        yield
-    finally:
-        restore_rates(optimizer, rates)
 
 
 NOTHING_FITS: Final = "nothing was raced: every seed has too many parameters, or costs too much compute"

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from esper.growth.adapters import AdapterGrowth
-from esper.growth.argument_checks import check_calibration, check_settings
+from esper.growth.argument_checks import check_blueprints, check_calibration, check_settings
 from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.torch_wrappers import unwrapped
@@ -40,8 +40,7 @@ from esper.leyline.rules import LifecycleRules
 from esper.leyline.signals import EnvFacts, RaceResult
 from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
-from esper.tamiyo.controller_log import ControllerLog
-from esper.tamiyo.controller_registry import controller_from
+from esper.tamiyo.controller_registry import ControllerLog, controller_from
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
@@ -78,6 +77,7 @@ class Growth(AdapterGrowth):
             per epoch.
         incubation_epochs: Epochs in which a new seed learns without changing the output; incubation needs a
             call of ``incubate`` for every batch.
+        blueprints: Names of the blueprints that may be planted; all unless given.
 
     Raises:
         HostError: No slot can be attached, the optimiser does not train the network, or a module in
@@ -105,11 +105,13 @@ class Growth(AdapterGrowth):
         rollback: bool = False,
         shapley: bool = False,
         incubation_epochs: int = 0,
+        blueprints: Sequence[str] | None = None,
     ) -> None:
         limits = {"epochs": epochs, "max_seeds": max_seeds, "max_params": max_params}
         check_settings(mode, **limits, incubation_epochs=incubation_epochs)
         check_calibration(calibrate)
-        rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs)
+        named = check_blueprints(blueprints)
+        rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs, blueprints=named)
         before = Transaction([unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))])
         try:
             super().__init__(net, optimizer, sample, slots, rules, max_params, follow)

@@ -21,7 +21,7 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.plain import finish
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import Site
-from esper.kasmina.slot import SeedSlot, attach
+from esper.kasmina.slot import SeedSlot, attach, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.kasmina.widening import Pair, WidthGraft
 from esper.leyline.errors import EsperError, HostError
@@ -115,6 +115,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
             attach(base, slots)
             for slot in slots:
                 slot.match(blocks.get(slot.site.name), None)
+            stop_checking(base)  # A state of other blocks is refused below, in the words of torch.
             base.load_state_dict(state)
             finish(base)
     except EsperError:

@@ -21,14 +21,13 @@ from torch.utils.hooks import RemovableHandle
 from esper.kasmina.auto_sites import GROWN
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, dense_attention
-from esper.kasmina.dry_run import untouched
+from esper.kasmina.dry_run import EVAL, Outputs, are_equal, compare, outputs_of, untouched
 from esper.kasmina.enlargement import make_units_permanent
 from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
-from esper.kasmina.output_comparison import EVAL, Outputs, are_equal, compare, outputs_of
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
 from esper.kasmina.transaction import Transaction
@@ -372,7 +371,7 @@ def _compare_seed(slot: SeedSlot) -> None:
     h = slot.sample_features(like, as_they_are=True)
     assert isinstance(graft, SideGraft)
     graph = graph_of(graft, Output("tensor"))
-    args, kwargs = (None,) * _MOST_ARGUMENTS, [{}] if graft.mask else []
+    args, kwargs = (None,) * _MOST_ARGUMENTS, [dict[str, Any]()] if graft.mask else []
     mode, part = graft.training, graft.participation
     for training in (False, True):
         with untouched(graft, training=training), torch.no_grad():

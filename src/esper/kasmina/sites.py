@@ -13,7 +13,7 @@ import dataclasses
 import fnmatch
 import inspect
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, get_args
 
@@ -21,14 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.auto_sites import MOST_AUTO_SITES, auto_paths
-from esper.kasmina.blueprints import Topology
-from esper.kasmina.dry_run import Call, dry_forward
+from esper.kasmina.blueprints import Topology, specs_for
+from esper.kasmina.blueprints.tokens import MIXING
+from esper.kasmina.dry_run import dry_forward
 from esper.kasmina.edits import Insertion
 from esper.kasmina.feature_axes import swapped_axes
 from esper.kasmina.feature_output import Output, described, find_output
 from esper.kasmina.insertion_search import find_insertion, is_element
 from esper.kasmina.padding_mask import find_mask, takes_mask
-from esper.kasmina.pair_search import find_pair
+from esper.kasmina.pair_search import with_pair
 from esper.kasmina.probes import Probes
 from esper.kasmina.widening import Pair
 from esper.leyline.errors import HostError, UnknownNameError
@@ -36,6 +37,7 @@ from esper.leyline.errors import HostError, UnknownNameError
 _TOKENS: Final = 3
 """Number of axes of tokens, and largest number of axes of features with the width last."""
 _TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {5: "volume", 4: "feature_map", 3: "tokens", 2: "features"}
+_UNTRIED: Final = "none of the blueprints that may be planted needs one"
 
 _WHOLE: Final = Output("tensor")
 
@@ -82,7 +84,9 @@ class Site:
     """Whether the network takes a mask that the submodule does not get."""
 
 
-def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
+def find_sites(
+    net: nn.Module, slots: str | Sequence[str], sample: Any, blueprints: Collection[str] | None = None
+) -> list[Site]:
     """Return the sites for ``slots``, in the order of the forward pass.
 
     Args:
@@ -90,6 +94,7 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
         slots: Names or globs of submodules, or ``"auto"``. A name ``encoder:hidden`` selects the output with
             name or number ``hidden`` of ``encoder``; a name without suffix selects the first tensor.
         sample: Input that the network is called with.
+        blueprints: Names of the blueprints that may be planted; all unless given.
 
     Raises:
         HostError: A submodule cannot have a slot, or ``slots`` is empty.
@@ -111,8 +116,14 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
                 f"slots {' and '.join(same)} are one place, the output of '{site.path}'; name it once"
             )
     ends = {path: index for index, path in enumerate(probes.by_path)}
-    chosen = [_with_order(probes, _with_insertion(probes, site)) for site in chosen]
-    chosen = [_with_pair(net, site, probes.calls, probes.result, sample) for site in chosen]
+    for index, site in enumerate(chosen):
+        specs = [s for s in specs_for(site.topology) if blueprints is None or s.name in blueprints]
+        if any(spec.copies for spec in specs):
+            chosen[index] = _with_insertion(probes, site)
+        if any(spec.widens for spec in specs):
+            chosen[index] = with_pair(net, chosen[index], probes.calls, probes.result, sample)
+        if any(spec.name in MIXING for spec in specs):
+            chosen[index] = _with_order(probes, chosen[index])
     return sorted(chosen, key=lambda site: ends[site.path])
 
 
@@ -131,7 +142,7 @@ def _with_insertion(probes: Probes, site: Site) -> Site:
         except HostError as error:
             refusal = str(error)
             continue
-        return replace(site, insertion=insertion, block=path)
+        return replace(site, insertion=insertion, block=path, refusal=None)
     copied = (path for path in blocks if not is_element(net, path) and _is_block(probes, site, path))
     return replace(site, refusal=refusal, block=next(copied, None))
 
@@ -162,13 +173,6 @@ def _with_order(probes: Probes, site: Site) -> Site:
     mask = find_mask(module, call, site.shape[1])
     hides = mask is None and takes_mask(probes.net)
     return replace(site, is_causal=is_causal, mask=mask and (mask.key, mask.marks_padding), hides_mask=hides)
-
-
-def _with_pair(net: nn.Module, site: Site, calls: Sequence[Call], result: Any, sample: Any) -> Site:
-    """Return the site with the layers between which hidden units can be added, or with the reason against
-    it."""
-    found = find_pair(net, site, calls, result, sample)
-    return replace(site, no_pair=found) if isinstance(found, str) else replace(site, pair=found)
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
@@ -207,9 +211,7 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _matches(name: str, glob: str) -> bool:
-    """Return whether a glob matches the path of a submodule, component by component: ``layers.*`` matches
-    only direct children of ``layers``.
-    """
+    """Return whether a glob matches a path component by component: ``layers.*`` matches children only."""
     parts, patterns = name.split("."), glob.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
@@ -264,7 +266,8 @@ def _site(probes: Probes, name: str, key: str = "") -> Site:
     channels_last = channels_last and features.is_contiguous(memory_format=torch.channels_last)
     times = sum(h.numel() for h in found) / features.numel()
     shape = shapes[0]
-    return Site(name, carrier, topology, shape[axis], shape, output, swap, None, channels_last, times=times)
+    known = (name, carrier, topology, shape[axis], shape, output, swap, None, channels_last)
+    return Site(*known, refusal=_UNTRIED, no_pair=_UNTRIED, times=times)
 
 
 def _is_possible(features: Any, first: Any) -> bool:

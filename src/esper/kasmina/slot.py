@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina.birth import check_birth, check_fits, refusals
+from esper.kasmina.birth import MASK_WARNING, check_birth, check_fits, refusals
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
 from esper.kasmina.blueprints.tokens import MIXING
 from esper.kasmina.edits import BlockContainer
@@ -147,10 +147,7 @@ class SeedSlot(nn.Module):
         spec = blueprint_named(blueprint, self.site.topology)
         check_fits(spec, self.site)
         if spec.name in MIXING and self.site.hides_mask:
-            GrowthWarning.issue(
-                f"{spec.name} in {self.site.name} cannot see the padding mask of the network, so padded"
-                " tokens would influence others; plant it behind a block that takes the mask"
-            )
+            GrowthWarning.issue(MASK_WARNING.format(spec.name, self.site.name))
         sample = self.sample_features(like, as_they_are=spec.copies)
         with self._restored_on_error(), self.draws():
             with refusals(spec, sample):
@@ -245,9 +242,13 @@ class SeedSlot(nn.Module):
     def rebuilt(self, description: Tensor, like: Tensor | None) -> Graft:
         """Return a new graft of the given description with arbitrary weights, not attached; the random state
         is unchanged. A side module gets device and dtype of ``like``.
+
+        Raises:
+            BlueprintError: The blueprint does not fit the slot.
         """
         blueprint, style = described(description)
         spec, rank = blueprint_named(blueprint, self.site.topology), described_rank(description)
+        check_fits(spec, self.site)
         with TorchStream(0):
             graft = self._built(spec, style, like, is_causal=described_causality(description))
             if rank is not None:
@@ -377,7 +378,7 @@ def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: A
         own = {name for name, block in blocks.named_children() if block.state_dict()}
         if saved != own:
             raise HostError(
-                f"the state has {len(saved)} blocks in '{inside[:-1]}', and this network has {len(own)}; load"
+                f"the state has {len(saved)} blocks in '{container or type(net).__name__}', and this network has {len(own)}; load"
                 " the state of its Growth first, growth.load_state_dict(...), or finish the growth"
             )
 

@@ -102,11 +102,11 @@ class Heads(nn.Module):
     """Multi-head attention from concatenated query, key and value ``[batch, tokens, 3·heads·size]`` to
     ``[batch, tokens, heads·size]``."""
 
-    def __init__(self, heads: int, attend: Attend) -> None:
+    def __init__(self, heads: int, attend: Attend, *, is_causal: bool = True) -> None:
         super().__init__()
         self.heads = heads
         self.attend = attend
-        self.is_causal = True
+        self.is_causal = is_causal
         self.visible: Tensor | None = None
         """Which tokens are not padding, as ``[batch, 1, tokens, tokens]``, in the present forward pass; None
         if the slot sees no mask. Every token attends to itself, padding too."""
