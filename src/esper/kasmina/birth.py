@@ -17,7 +17,6 @@ from esper.kasmina.edits import Argument
 from esper.kasmina.sites import Site
 from esper.leyline.errors import BlueprintError
 
-
 MASK_WARNING: Final = (
     "{} in {} cannot see the padding mask of the network, so padded tokens would influence others; plant it"
     " behind a block that takes the mask"

@@ -39,8 +39,7 @@ RESERVED: Final = SEED_NAME
 
 
 class Place(NamedTuple):
-    """Submodule of a network that has a slot, the container of blocks that it is in, and layers that can be
-    widened."""
+    """Submodule of a network that has a slot, the container of its blocks, and layers that can be widened."""
 
     module: nn.Module
     container: BlockContainer | None
@@ -66,8 +65,7 @@ class Place(NamedTuple):
 
 
 class SeedSlot(nn.Module):
-    """Slot, which can hold one seed; the seed changes the output of the submodule that has the slot as a
-    child.
+    """Slot, which can hold one seed; the seed changes the output of the slot's parent.
 
     Args:
         site: Position of the slot in the network.
@@ -378,8 +376,9 @@ def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: A
         own = {name for name, block in blocks.named_children() if block.state_dict()}
         if saved != own:
             raise HostError(
-                f"the state has {len(saved)} blocks in '{container or type(net).__name__}', and this network has {len(own)}; load"
-                " the state of its Growth first, growth.load_state_dict(...), or finish the growth"
+                f"the state has {len(saved)} blocks in '{container or type(net).__name__}', and this network"
+                f" has {len(own)}; load the state of its Growth first, growth.load_state_dict(...), or finish"
+                " the growth"
             )
 
 
