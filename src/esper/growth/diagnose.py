@@ -30,6 +30,7 @@ from esper.leyline.errors import BlueprintError, DataError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("stack", "widen", "conv_light", "conv_heavy"),
+    "volume": ("stack", "conv_small", "conv_light"),
     "tokens": ("stack", "widen", "mlp_small", "attention"),
     "features": ("stack", "widen", "lora", "mlp_small"),
 }

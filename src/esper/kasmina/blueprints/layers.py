@@ -98,6 +98,7 @@ def _root_mean_square(weight: Tensor) -> float:
 
 
 @register_blueprint("stack", topology="feature_map", copies=True)
+@register_blueprint("stack", topology="volume", copies=True)
 @register_blueprint("stack", topology="tokens", copies=True)
 @register_blueprint("stack", topology="features", copies=True)
 class Stack(nn.Module):
