@@ -18,13 +18,11 @@ from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.checkpoint import (
     CheckpointError,
     TrainedOn,
-    check_seal,
     load_policy,
     load_tensors,
     read_json,
     save_policy,
     save_tensors,
-    seal,
 )
 from tests.integration.training import full_disk
 from tests.tamiyo.policy.small_policies import policy_of
@@ -270,23 +268,7 @@ def test_unreadable_checkpoint_file_raises_checkpoint_error(tmp_path: Path) -> N
         read_json(tmp_path)
 
 
-# --- seals and atomic writes ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def sealed(tmp_path: Path) -> Path:
-    for name in ("one", "two"):
-        (tmp_path / name).write_text(name)
-    seal(tmp_path, ["one", "two"])
-    return tmp_path
-
-
-def test_seal_file_that_lists_other_files_than_expected_raises_checkpoint_error(sealed: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"seal\.json' is damaged: it must name one$"):
-        check_seal(sealed, ["one"])
-    (sealed / "seal.json").unlink()
-    with pytest.raises(CheckpointError, match=r"seal\.json is missing"):
-        check_seal(sealed, ["one", "two"])
+# --- atomic writes --------------------------------------------------------------------------------
 
 
 def test_failed_durable_write_keeps_the_old_file_and_leaves_no_partial_file(

@@ -1,13 +1,12 @@
 """Policy checkpoints: weights as safetensors, description of the policy as JSON.
 
 Loading a checkpoint runs no code from its files. The description of a policy includes a SHA-256 digest of its
-other entries and of the weights, since neither safetensors nor JSON detects a flipped bit. A checkpoint of
-several files has a seal, a file with the digest of every other file.
+other entries and of the weights, since neither safetensors nor JSON detects a flipped bit.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,7 +24,6 @@ from esper.tamiyo.policy.features import feature_names
 
 POLICY_FILE = "policy.safetensors"
 SHAPE_FILE = "policy.json"
-SEAL_FILE = "seal.json"
 
 T = TypeVar("T")
 
@@ -189,29 +187,6 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
             f" only in the policy: {', '.join(missing[:5]) or 'none'};"
             f" only in this version: {', '.join(new[:5]) or 'none'}; train it again"
         )
-
-
-# --- seals of folders -----------------------------------------------------------------------------
-
-
-def seal(directory: Path, names: Sequence[str]) -> None:
-    """Write the SHA-256 of each file into a seal file, which marks the checkpoint as complete."""
-    digests = {name: _digest_of_file(directory / name) for name in names}
-    write_durably(directory / SEAL_FILE, (json.dumps(digests, indent=1) + "\n").encode())
-
-
-def check_seal(directory: Path, names: Sequence[str]) -> None:
-    """Raise ``CheckpointError`` for the first file whose SHA-256 differs from that in the seal file."""
-    digests = read_json(directory / SEAL_FILE)
-    if digests.keys() != set(names):
-        raise CheckpointError(f"'{directory / SEAL_FILE}' is damaged: it must name {', '.join(names)}")
-    for name in names:
-        if _digest_of_file(directory / name) != digests[name]:
-            raise CheckpointError(f"'{directory / name}' is not as it was written: its digest differs")
-
-
-def _digest_of_file(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 # --- tensors and JSON ---------------------------------------------------------------------------------
