@@ -63,7 +63,7 @@ class WriterLock:
 
 def is_being_written(telemetry: Path) -> bool:
     """Return whether a running process holds the writer's lock."""
-    # A reader takes a shared lock, which filelock does not have: two readers must not see each other as writer.
+    # Readers take a shared lock, which filelock does not have: two readers must not see each other as writer.
     with suppress(FileNotFoundError), (telemetry / LOCK_FILE).open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
