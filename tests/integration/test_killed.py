@@ -112,10 +112,8 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "after the rows of an iteration got their name": lambda: at_file("rows-00003.jsonl", after=True),
     HALF_AN_EPOCH: lambda: on_call(iteration_journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
     "while lines that became Parquet are removed": lambda: on_call(compaction, "remove", 2),
-    "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
-    "after the better policy's weights, before their description": lambda: at_file(
-        "best/policy.safetensors", number=2, after=True
-    ),
+    "before the better policy": lambda: at_file("best/policy.safetensors", number=2),
+    "after the better policy": lambda: at_file("best/policy.safetensors", number=2, after=True),
     "half way through the second checkpoint": lambda: at_file(CHECKPOINT, number=2, act=cut_in_half_and_die),
     "before the second checkpoint replaces the first": lambda: at_file(CHECKPOINT, number=2),
     "after the second checkpoint replaced the first": lambda: at_file(CHECKPOINT, number=2, after=True),
@@ -167,7 +165,7 @@ def test_training_killed_at_any_point_and_resumed_ends_with_the_files_of_an_unin
     die(cache, moment, [*WORDS, "--out", str(out)])
     if moment in FINISHED:
         check_rows(out, undisturbed, *FINISHED[moment], exact=moment != HALF_AN_EPOCH)
-    if (out / "best" / "policy.json").exists():
+    if (out / "best" / "policy.safetensors").exists():
         # The saved best policy can be loaded, though it may be that of an earlier iteration.
         load_policy(out / "best")
     cli.main(["train", "--resume", str(out)])

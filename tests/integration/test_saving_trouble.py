@@ -16,7 +16,7 @@ from esper.scripts import cli
 from esper.scripts.train_command import interrupted
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.trainer import Iteration, Trainer
-from esper.tamiyo.policy.checkpoint import load_policy
+from esper.tamiyo.policy.checkpoint import POLICY_FILE, load_policy
 from tests.integration.training import (
     StoppedError,
     after_iterations,
@@ -122,14 +122,13 @@ def test_training_whose_last_checkpoint_cannot_be_written_can_be_resumed(
     assert_same_end(undisturbed, out)
 
 
-@pytest.mark.parametrize("name", ["policy.json", "policy.safetensors"])
 def test_best_policy_that_did_not_fit_on_a_full_disk_is_saved_at_the_second_try(
-    name: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    with without_room(out, f"best/{name}", 2):
+    with without_room(out, f"best/{POLICY_FILE}", 2):
         train(tiny(), out)
-    assert f"'{out / 'best' / name}' cannot be written" in capsys.readouterr().err
+    assert f"'{out / 'best' / POLICY_FILE}' cannot be written" in capsys.readouterr().err
     assert_same_end(undisturbed, out)
 
 

@@ -1,7 +1,7 @@
-"""Policy checkpoints: weights as safetensors, description of the policy as JSON.
+"""Policies in files: weights as safetensors, with a description of the policy in the header of the file.
 
-Loading a checkpoint runs no code from its files. The description of a policy includes a SHA-256 digest of its
-other entries and of the weights, since neither safetensors nor JSON detects a flipped bit.
+Loading a policy runs no code from its file. The header has a SHA-256 digest of description and weights, since
+safetensors detects no flipped bit.
 """
 
 import hashlib
@@ -23,7 +23,6 @@ from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Po
 from esper.tamiyo.policy.features import feature_names
 
 POLICY_FILE = "policy.safetensors"
-SHAPE_FILE = "policy.json"
 
 T = TypeVar("T")
 
@@ -56,28 +55,24 @@ class TrainedOn:
 def save_policy(
     policy: FactoredRecurrentActorCritic, directory: Path, trained_on: TrainedOn | None = None
 ) -> None:
-    """Write the weights of a policy, and its description: shape, feature names and training settings.
-
-    An existing policy of the same shape is replaced atomically: while the weights file is replaced, the
-    description has the digests of old and new weights, so that old and new weights can be loaded.
+    """Write a policy: its weights, its shape, the names of its features, and its training settings. An
+    existing policy is replaced atomically.
     """
-    bound = {
+    description = {
         "shape": asdict(policy.shape),
-        "features": list(feature_names(policy.num_slots, policy.shape.context)),
+        "features": feature_names(policy.num_slots, policy.shape.context),
         "trained_on": None if trained_on is None else asdict(trained_on),
     }
-    weights = save_tensors(policy.state_dict())
-    new = _digest_of_policy(bound, weights)
+    write_durably(directory / POLICY_FILE, _encoded(json.dumps(description), policy.state_dict()))
 
-    def describe(*digests: str) -> None:
-        content = json.dumps({**bound, "sha256": digests}, indent=1) + "\n"
-        write_durably(directory / SHAPE_FILE, content.encode())
 
-    old = _digests_in(directory / SHAPE_FILE)
-    if old:
-        describe(*old, new)
-    write_durably(directory / POLICY_FILE, weights)
-    describe(new)
+def _encoded(description: str, weights: Mapping[str, Tensor]) -> bytes:
+    weights = {name: tensor.contiguous() for name, tensor in weights.items()}
+    return save(weights, {"policy": description, "sha256": _digest(description, weights)})
+
+
+def _digest(description: str, weights: dict[str, Tensor]) -> str:
+    return hashlib.sha256(description.encode() + save(weights)).hexdigest()
 
 
 def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
@@ -88,10 +83,9 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
             computes.
     """
     directory = Path(directory)
-    bound, weights = _read_policy(directory)
+    bound, tensors = _read_policy(directory)
     shape = _described(bound.get("shape"), PolicyShape, directory)
     _check_features(_described(bound.get("features"), tuple[str, ...], directory), shape, directory)
-    tensors = load_tensors(directory / POLICY_FILE, weights)
     policy = _build(shape, tensors, directory)
     policy.load_state_dict(tensors)
     return policy
@@ -110,38 +104,24 @@ def _described(value: object, kind: type[T], directory: Path) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {error}") from None
+        raise CheckpointError(f"'{directory / POLICY_FILE}' does not describe a policy: {error}") from None
 
 
-def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
+def _read_policy(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read description and weights of a policy, and check their digest."""
-    bound = read_json(directory / SHAPE_FILE)
-    weights = read_bytes(directory / POLICY_FILE)
-    digests = bound.get("sha256")
-    if not isinstance(digests, list) or _digest_of_policy(bound, weights) not in digests:
-        # If the description has changed, a training replaced the policy between the two reads; read again.
-        if read_json(directory / SHAPE_FILE) != bound:
-            return _read_policy(directory)
-        raise CheckpointError(
-            f"'{directory / POLICY_FILE}' and {SHAPE_FILE} are not as they were written: the digest differs"
-        )
-    return bound, weights
-
-
-def _digest_of_policy(bound: Mapping[str, Any], weights: bytes) -> str:
-    known = [bound.get("shape"), bound.get("features")]
-    if bound.get("trained_on") is not None:  # Older versions of Esper stored no training settings.
-        known.append(bound["trained_on"])
-    description = json.dumps(known, sort_keys=True)
-    return hashlib.sha256(description.encode() + weights).hexdigest()
-
-
-def _digests_in(path: Path) -> list[str]:
-    """Return the digests in a policy's description; none if the description is missing or damaged."""
+    path = directory / POLICY_FILE
+    content = read_bytes(path)
     try:
-        return msgspec.convert(read_json(path).get("sha256", []), list[str])
-    except (CheckpointError, msgspec.ValidationError):
-        return []
+        weights = load(content)
+        # The file begins with the size of its header, which safetensors does not return.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
+        if not {"policy", "sha256"} <= header.keys():
+            raise ValueError("its header has no description")
+        if _digest(header["policy"], weights) != header["sha256"]:
+            raise ValueError("it is not as it was written, since the digest differs")
+        return dict(json.loads(header["policy"])), weights
+    except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"'{path}' is damaged or no policy of this version: {error}") from None
 
 
 def _build(
@@ -158,7 +138,7 @@ def _build(
             policy = FactoredRecurrentActorCritic(**sizes)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {reason}") from None
+        raise CheckpointError(f"'{directory / POLICY_FILE}' does not describe a policy: {reason}") from None
     expected = policy.state_dict()
     for name in sorted(expected.keys() | tensors.keys()):
         ours, theirs = _in_words(expected.get(name)), _in_words(tensors.get(name))
@@ -189,19 +169,7 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
         )
 
 
-# --- tensors and JSON ---------------------------------------------------------------------------------
-
-
-def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    return save({name: tensor.contiguous() for name, tensor in tensors.items()})
-
-
-def load_tensors(path: Path, content: bytes | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; ``content`` are the bytes of the file, if read already."""
-    try:
-        return load(read_bytes(path) if content is None else content)
-    except (SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"'{path}' is damaged or no checkpoint: {error}") from None
+# --- files --------------------------------------------------------------------------------------------
 
 
 def read_json(path: Path) -> dict[str, Any]:
