@@ -59,6 +59,13 @@ def test_loaded_policy_equals_the_saved_policy_bit_for_bit(options: dict[str, An
     assert weights(loaded) == weights(policy)
 
 
+def test_equal_policies_are_equal_files(tmp_path: Path) -> None:
+    """Several entries in the header would be written in random order."""
+    for number in range(8):
+        save_policy(policy_of(3), tmp_path / str(number), TrainedOn("tiny", 5, 20, 0.01, auto_forward=True))
+    assert len({path.read_bytes() for path in tmp_path.rglob(POLICY_FILE)}) == 1
+
+
 def test_load_policy_does_not_change_the_global_random_generator(saved: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(4)
@@ -124,7 +131,7 @@ def test_edited_description_of_a_policy_fails_the_digest_check(
     saved = tmp_path / "policy"
     save_policy(policy_of(3), saved, TrainedOn("tiny", 5, 20, 0.01, auto_forward=True))
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_digest", lambda description, weights: header_of(saved)["sha256"])
+        patch.setattr(checkpoint, "_digest", lambda description, weights: written(saved)[0])
         spoilt(saved, spoil)
     with pytest.raises(CheckpointError, match="not as it was written"):
         load_policy(saved)
@@ -172,7 +179,7 @@ def test_error_for_a_policy_whose_features_differ_from_this_version_lists_the_di
 
 def spoilt(saved: Path, spoil: Callable[[dict[str, Any]], object]) -> Path:
     """Change the description of a policy and update its digest, so that the digest check passes."""
-    description = json.loads(header_of(saved)["policy"])
+    description = json.loads(written(saved)[1])
     spoil(description)
     return rewritten(saved, description, load((saved / POLICY_FILE).read_bytes()))
 
@@ -182,9 +189,11 @@ def rewritten(saved: Path, description: dict[str, Any], tensors: dict[str, torch
     return saved
 
 
-def header_of(saved: Path) -> dict[str, str]:
+def written(saved: Path) -> list[str]:
+    """Return the digest and the description in the header of a policy's file."""
     with safe_open(saved / POLICY_FILE, "pt") as file:
-        return dict(file.metadata())
+        found: str = file.metadata()["policy"]
+    return found.split(" ", 1)
 
 
 def test_error_for_a_policy_file_with_a_renamed_feature_lists_both_names(saved: Path) -> None:
@@ -242,7 +251,7 @@ def test_checkpoint_error_reports_the_first_tensor_that_does_not_fit(
     tensors = load((saved / POLICY_FILE).read_bytes())
     change(tensors)
     with pytest.raises(CheckpointError, match=message):
-        load_policy(rewritten(saved, json.loads(header_of(saved)["policy"]), tensors))
+        load_policy(rewritten(saved, json.loads(written(saved)[1]), tensors))
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b'{"a": \xff}', b"[" * 100_000])

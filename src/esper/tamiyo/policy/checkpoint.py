@@ -68,7 +68,8 @@ def save_policy(
 
 def _encoded(description: str, weights: Mapping[str, Tensor]) -> bytes:
     weights = {name: tensor.contiguous() for name, tensor in weights.items()}
-    return save(weights, {"policy": description, "sha256": _digest(description, weights)})
+    # One entry: safetensors writes several entries in random order, and equal policies must be equal files.
+    return save(weights, {"policy": f"{_digest(description, weights)} {description}"})
 
 
 def _digest(description: str, weights: dict[str, Tensor]) -> str:
@@ -114,12 +115,13 @@ def _read_policy(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         weights = load(content)
         # The file begins with the size of its header, which safetensors does not return.
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__", {})
-        if not {"policy", "sha256"} <= header.keys():
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        digest, _, description = header.get("__metadata__", {}).get("policy", "").partition(" ")
+        if not description:
             raise ValueError("its header has no description")
-        if _digest(header["policy"], weights) != header["sha256"]:
+        if _digest(description, weights) != digest:
             raise ValueError("it is not as it was written, since the digest differs")
-        return dict(json.loads(header["policy"])), weights
+        return dict(json.loads(description)), weights
     except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"'{path}' is damaged or no policy of this version: {error}") from None
 
