@@ -18,7 +18,7 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import TOP
 from esper.karn.drawing.curves import FOOT, Curve, curve_panel
 from esper.karn.drawing.picture import Picture
-from esper.karn.metric import SCORE, Metric, metric_of
+from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episode_selection import LAST_ITERATION, LASTED, EpisodeKey
 from esper.karn.run import Run
 from esper.karn.seed_histories import HORIZON
