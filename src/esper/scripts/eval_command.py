@@ -87,7 +87,7 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
         defaults["steps"] = None  # Also a training with a budget has a number of steps.
     config = checked(EvaluationConfig, {**defaults, **given})
     shared: dict[str, object] = {"task": config.task, "steps": config.steps, "budget": config.budget}
-    shared["amp"] = config.amp
+    shared |= {"data": config.data, "amp": config.amp}
     shared |= {"auto_forward": config.auto_forward, "slots": (str(config.slots),) if config.slots else ()}
     task = build_task(run_config(**shared))
     check_capacity(task.num_slots, policy.num_slots)
