@@ -24,6 +24,15 @@ def check_length(epochs: Any, budget: Any) -> None:
         raise EsperError(f"{name} is {length!r}; it must be a number above 0")
 
 
+def check_cost(cost: Any) -> None:
+    """Check the unit in which candidates of races are weighed."""
+    if cost not in ("seconds", "flops"):
+        raise EsperError(
+            f"cost is {cost!r}; pass 'seconds' to weigh candidates by measured seconds per training step, or"
+            " 'flops', which is the same on every machine"
+        )
+
+
 def check_settings(mode: Any, **limits: Any) -> None:
     """Check that ``mode`` is the direction of a metric, and that each of ``limits``, such as ``max_seeds``,
     is None or a non-negative integer."""

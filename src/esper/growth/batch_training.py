@@ -33,7 +33,7 @@ from esper.kasmina.optimizer_groups import DECAY_SHARE, wsd_factor
 from esper.leyline.errors import DataError
 
 if TYPE_CHECKING:
-    from esper.growth.progress_line import ProgressLine
+    from esper.growth.growth_events import ProgressLine
 
 Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], Any]

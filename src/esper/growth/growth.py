@@ -235,7 +235,7 @@ class Growth(AdapterGrowth):
             reason = ", ".join((str(outcome.refused_by), *outcome.failed_checks))
             wish = f"{OP_NAMES[action[Head.OP]]} in {self.network.sites[slot].name}"
             sentence = f"{self._log.name} wanted {wish}: {reason}"
-            return [GrowthEvent(self.epoch, "refused", sentence, self.slots[slot])]
+            return [GrowthEvent(self._narrator.epoch, "refused", sentence, self.slots[slot])]
         return self._done(outcome.moves)
 
     @all_or_nothing
@@ -300,7 +300,7 @@ class Growth(AdapterGrowth):
         chosen = sorted(np.flatnonzero(of).tolist(), key=lambda i: -int(waiting[i]))[:most]
         # The Shapley values of more than four seeds are estimated from sampled orders of the seeds; the
         # sampling leaves the user's random state unchanged.
-        orders = torch.Generator().manual_seed(self.epoch)
+        orders = torch.Generator().manual_seed(self._narrator.epoch)
         found = measure(chosen, scorer, generator=orders, only_contributions=not shapley)
         self.measured: Contributions = self._processes.agreed(found)
         """Scores and contributions of the latest measurement."""
@@ -318,11 +318,13 @@ class Growth(AdapterGrowth):
         recovery = self.recovery
         if recovery is None or recovery.given_up:
             return []
-        if not recovery.check_epoch(self.measured, self.epoch, broken=broken):
+        if not recovery.check_epoch(self.measured, self._narrator.epoch, broken=broken):
             return []
         made = recovery.interventions()
         self.recorder.interventions(made, None)
-        events = [GrowthEvent(self.epoch, "rolled_back", f"{each.alarm}: {each.answer}") for each in made]
+        events = [
+            GrowthEvent(self._narrator.epoch, "rolled_back", f"{each.alarm}: {each.answer}") for each in made
+        ]
         self._copies.sync()
         return events + self._measure(self._scorer(), every_seed=False)
 
@@ -342,7 +344,7 @@ class Growth(AdapterGrowth):
         op, success = self._last
         score = self.measured.score
         return EnvFacts(
-            epoch=self.epoch,
+            epoch=self._narrator.epoch,
             max_epochs=self._epochs or UNLIMITED,
             train_loss=math.nan,
             train_score=math.nan,
@@ -355,7 +357,7 @@ class Growth(AdapterGrowth):
             minibatches=0,
             last_op=op,
             last_success=success,
-            ended=self.epoch == self._epochs,
+            ended=self._narrator.epoch == self._epochs,
             rolled_back=self.recovery is not None and self.recovery.rolled_back,
             cost=self.flops,
         )
@@ -366,7 +368,7 @@ class Growth(AdapterGrowth):
         """
         return {
             **self.network.layout(),
-            "epoch": self.epoch,
+            "epoch": self._narrator.epoch,
             "next_seed": self._next_seed,
             "last": list(self._last),
             "log": [] if self._log is None else list(self._log.entries),

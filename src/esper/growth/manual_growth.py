@@ -74,7 +74,7 @@ class ManualGrowth:
         self._next_seed = 0
         self._finished = False
         self._change = NO_CHANGE
-        self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self.epoch))
+        self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self._narrator.epoch))
         self.ledger = ComputeLedger()
 
     def _transaction(self) -> Transaction:
@@ -84,7 +84,8 @@ class ManualGrowth:
         change = Transaction([self.net, *self._copies.modules], objects=own)
         if groups is not None:
             change.include(optimisers=groups.optimisers, objects=[groups])
-        change.keep_containers(self._processes.hooks)
+        if self._processes.is_active:
+            change.keep_containers(self._processes.hooks)
         return change
 
     @all_or_nothing

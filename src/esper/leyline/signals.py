@@ -35,7 +35,8 @@ class RaceCandidate:
     error: float
     """Standard error of ``lead``, which is a difference of two validation losses."""
     cost: float
-    """Forward FLOPs of the seed, divided by those of the network."""
+    """Compute that the seed adds to a training step, as a fraction of a step of the network without it: of
+    measured seconds, or of FLOPs (the argument ``cost`` of ``esper.grow``)."""
 
 
 @dataclass(frozen=True, slots=True)
