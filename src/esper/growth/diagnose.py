@@ -30,6 +30,7 @@ from esper.leyline.errors import BlueprintError, DataError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("stack", "widen", "conv_light", "conv_heavy"),
+    "volume": ("stack", "conv_small", "conv_light"),
     "tokens": ("stack", "widen", "mlp_small", "attention"),
     "features": ("stack", "widen", "lora", "mlp_small"),
 }
@@ -168,7 +169,8 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
     """
     before = Transaction([unwrapped(net)])
     try:
-        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None)
+        only = [blueprint]
+        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None, blueprints=only)
         if len(growth.slots) != 1:
             names = ", ".join(growth.slots)
             raise HostError(

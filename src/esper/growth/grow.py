@@ -42,16 +42,17 @@ from esper.growth.batch_training import (
 )
 from esper.growth.grow_run import Epoch, GrowRun
 from esper.growth.growth import Growth
-from esper.growth.growth_events import GrowthEvent
-from esper.growth.progress_line import ProgressLine
+from esper.growth.growth_events import GrowthEvent, ProgressLine
 from esper.growth.race_runners import CostUnit
 from esper.growth.step_costs import StepCosts
 from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina import network_file
+from esper.kasmina.blueprints import all_blueprints
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.optimizer_groups import check_optimizer, rates_of, restore_rates
 from esper.kasmina.transaction import Transaction, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning
+from esper.tamiyo.controller_registry import blueprints_of
 
 if TYPE_CHECKING:
     from esper.run.grow_directory import GrowDirectory
@@ -226,6 +227,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             rollback=rollback,
             shapley=shapley,
             incubation_epochs=incubation_epochs,
+            blueprints=_blueprints_of(controller),
         )
         settings = {
             "loss": _name_of(loss),
@@ -324,6 +326,15 @@ class _UndoOnError(AbstractContextManager["_UndoOnError"]):
             self._start.undo()
             if self._home is not None:
                 self.move_to(self._home)
+
+
+def _blueprints_of(controller: Any) -> list[str] | None:
+    """Return the blueprints in a plan and all that need no trial forward passes; None, for all blueprints, if
+    the controller is no plan or the plan has an unknown name."""
+    planned, specs = blueprints_of(controller), all_blueprints()
+    if planned is None or planned - {spec.name for spec in specs}:
+        return None
+    return sorted(planned | {spec.name for spec in specs if not (spec.copies or spec.widens)})
 
 
 def _name_of(function: Any) -> str:

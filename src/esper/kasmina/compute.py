@@ -23,9 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from esper.kasmina.birth import BlockCall, captured_call
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
-from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, description_of, shadow_size
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import description_of
 from esper.kasmina.widening import WidthGraft
 from esper.leyline import Stage, Style
 
@@ -151,7 +152,7 @@ class _BlockPart(nn.Module):
 
     def __init__(self, model: MorphogeneticModel, slot: int, graft: BlockGraft, sample: Tensor) -> None:
         super().__init__()
-        source = model.slots[slot].place.module
+        source = model.slots[slot].place.block
         self.block, self.features, self.site = graft.seed, graft.argument, graft.site
         self.called = captured_call(model.host, source, sample.expand(_BATCH, *sample.shape).contiguous())
 
@@ -276,9 +277,11 @@ class FlopMeter:
     def _count_graft(self, slot: int, graft: Graft) -> PartCost:
         if isinstance(graft, WidthGraft):
             return count_units(graft)
+        part: nn.Module = _SeedPart(graft.seed, graft.gate)
         if isinstance(graft, BlockGraft):
-            return count_part(_BlockPart(self.model, slot, graft, self.sample), graft.site.shape[1:])
-        return count_part(_SeedPart(graft.seed, graft.gate), graft.site.shape[1:])
+            part = _BlockPart(self.model, slot, graft, self.sample)
+        each = count_part(part, graft.site.shape[1:])
+        return PartCost(*(round(graft.site.times * flops) for flops in each))
 
     def removed(self, slot: int) -> None:
         """Add all FLOPs spent on the removed seed of ``slot`` to the ledger's FLOPs of pruned seeds."""

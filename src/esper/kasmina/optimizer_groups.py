@@ -244,12 +244,6 @@ def rates_of(optimizer: Optimizer) -> list[Group]:
     return [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
 
 
-def begin_schedule(optimizer: Optimizer) -> None:
-    """Let the learning-rate schedules of races start from the present rates."""
-    for group in optimizer.param_groups:
-        group["initial_lr"] = deepcopy(group["lr"])
-
-
 def restore_rates(optimizer: Optimizer, rates: Sequence[Group]) -> None:
     """Restore the learning rates that ``rates_of`` returned."""
     for group, before in zip(optimizer.param_groups, rates, strict=True):
@@ -259,9 +253,10 @@ def restore_rates(optimizer: Optimizer, rates: Sequence[Group]) -> None:
 
 @contextmanager
 def present_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Let a race inside the context start from the present learning rates of the optimiser."""
+    """Let the learning-rate schedule of a race inside the context start from the present rates."""
     rates = rates_of(optimizer)
-    begin_schedule(optimizer)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = deepcopy(group["lr"])
     try:
         yield
     finally:
