@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice, pairwise
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import Dataset, IterableDataset
 
-from esper.growth.progress_line import ProgressLine
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.contributions import feed
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms, fresh_statistics
 from esper.kasmina.optimizer_groups import DECAY_SHARE, wsd_factor
 from esper.leyline.errors import DataError
+
+if TYPE_CHECKING:
+    from esper.growth.growth_events import ProgressLine
 
 Loss = Callable[[Any, Any], Tensor]
 Metric = Callable[[Any, Any], Any]

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.edits import Insertion
-from esper.kasmina.graft import BlockGraft, described, described_rank, description_of
-from esper.kasmina.sites import Output, Site
+from esper.kasmina.feature_output import Output
+from esper.kasmina.graft import BlockGraft
+from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, slots_of
 from esper.kasmina.widening import Pair, WidthGraft
 
@@ -43,7 +44,6 @@ def present_edits(net: nn.Module) -> EditLists:
 
 def _edit(slot: SeedSlot, site: Site, names: Mapping[nn.Module, str]) -> Edit:
     graft = slot.held
-    blueprint, style = described(graft.description)
     plain = asdict(replace(site, insertion=None, pair=None)) | {"refusal": None, "no_pair": None}
     return {
         "site": plain
@@ -52,7 +52,7 @@ def _edit(slot: SeedSlot, site: Site, names: Mapping[nn.Module, str]) -> Edit:
             "insertion": site.insertion and site.insertion.plain(),
             "pair": site.pair.plain() if site.pair is not None and isinstance(graft, WidthGraft) else None,
         },
-        "seed": [blueprint, style, described_rank(graft.description)],
+        "seed": json.loads(bytes(graft.description.tolist())),
         "alpha": float(graft.alpha) if graft.participation.active else 0.0,
         "block": names[graft.seed] if isinstance(graft, BlockGraft) else None,
     }
@@ -73,8 +73,7 @@ def _moved(slot: SeedSlot, names: Mapping[nn.Module, str]) -> Site:
 
 def description_in(edit: Edit) -> Tensor:
     """Return the description of the seed of an edit."""
-    blueprint, style, rank = edit["seed"]
-    return description_of(blueprint, style, rank)
+    return _bytes(edit["seed"])
 
 
 def match_edit(slot: SeedSlot, edit: Edit | None, net: nn.Module) -> None:
@@ -93,6 +92,7 @@ def site_of(edit: Edit) -> Site:
         "output": Output(*entry["output"]),
         "shape": tuple(entry["shape"]),
         "swap": entry["swap"] and tuple(entry["swap"]),
+        "mask": entry["mask"] and tuple(entry["mask"]),
         "insertion": entry["insertion"] and Insertion.of(entry["insertion"]),
         "pair": entry["pair"] and Pair.of(entry["pair"]),
     }
@@ -122,7 +122,11 @@ def _beyond_configuration(edit: Edit) -> list[Edit]:
 
 def encoded(lists: EditLists) -> Tensor:
     """Return edits as a tensor of bytes, because file formats for weights store tensors only."""
-    return torch.tensor(list(json.dumps(lists).encode()), dtype=torch.uint8)
+    return _bytes(lists)
+
+
+def _bytes(values: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
 
 
 def decoded(content: Tensor) -> EditLists:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from esper.kasmina.graft import described, described_rank
 from esper.kasmina.optimizer_groups import SEED_NAME
+from esper.kasmina.seed_description import described, described_rank
 from esper.leyline.errors import HostError
 from esper.leyline.factored_actions import BLEND_IDS
 
@@ -29,8 +29,8 @@ def check_blocks(
         own = {name for name, block in blocks.named_children() if block.state_dict()}
         if saved and saved != own:
             raise HostError(
-                f"the state has {len(saved)} blocks in '{inside[:-1]}', and this network has {len(own)};"
-                f" {remedy}"
+                f"the state has {len(saved)} blocks in '{inside[:-1] or type(blocks).__name__}', and this"
+                f" network has {len(own)}; {remedy}"
             )
 
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.edits import names_width, numbers_layers
 from esper.leyline import SlotTable
 
 _PARTS: Final = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
@@ -29,6 +28,10 @@ _PARTS: Final = [name for name, value in vars(nn.Module()).items() if isinstance
 _SIZES: Final = ("in_features", "out_features", "in_channels", "out_channels", "num_features")
 _FLAGS: Final = ("training", "momentum", "use_nested_tensor", *_SIZES)
 """Further attributes of a user's modules that Esper changes."""
+_COUNTS: Final = ("layer", "block", "depth", "hidden_group")
+"""Parts of the names of attributes that count the blocks of a container or have one entry per block."""
+_WIDTHS: Final = ("intermediate", "ffn", "inner", "mlp", "d_ff", "feedforward")
+"""Parts of the names of attributes that state the number of hidden units."""
 _MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
 
 
@@ -60,6 +63,7 @@ class Transaction(AbstractContextManager["Transaction"]):
         self._structure: list[Callable[[], object]] = []
         self._values: list[Callable[[], object]] = []
         self._last: list[Callable[[], object]] = []
+        self._tables: list[SlotTable] = []
         self._random, self._grad = torch.get_rng_state(), torch.is_grad_enabled()
         self._fused = torch.backends.mha.get_fastpath_enabled()
         self.include(nets, optimisers, objects)
@@ -104,8 +108,10 @@ class Transaction(AbstractContextManager["Transaction"]):
         attributes = vars(each)
         self.keep_containers([attributes])
         self.keep_containers(value for value in attributes.values() if isinstance(value, _MUTABLE))
-        tables = [value for value in attributes.values() if isinstance(value, SlotTable)]
-        self._values += [partial(table.assign, table.copy()) for table in tables]
+        for table in attributes.values():
+            if isinstance(table, SlotTable) and not any(table is kept for kept in self._tables):
+                self._tables.append(table)
+                self._values.append(partial(table.assign, table.copy()))
 
     def keep_containers(self, containers: Iterable[Any]) -> None:
         """Add dicts, lists and sets before the change adds or removes elements."""
@@ -127,6 +133,16 @@ class Transaction(AbstractContextManager["Transaction"]):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.undo()
+
+
+def numbers_layers(name: str) -> bool:
+    """Return whether an attribute of this name may be the number of a block or the number of all blocks."""
+    return any(part in name for part in _COUNTS)
+
+
+def names_width(name: str) -> bool:
+    """Return whether an attribute of this name may be the number of hidden units of an MLP."""
+    return any(part in name for part in _WIDTHS)
 
 
 def _refill(container: Any, content: Any) -> None:
