@@ -376,9 +376,9 @@ def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: A
         own = {name for name, block in blocks.named_children() if block.state_dict()}
         if saved != own:
             raise HostError(
-                f"the state has {len(saved)} blocks in '{inside[:-1] or type(net).__name__}', and"
-                f" this network has {len(own)}; load the state of its Growth first, growth.load_state_dict(...), or"
-                " finish the growth"
+                f"the state has {len(saved)} blocks in '{inside[:-1] or type(net).__name__}', and this"
+                f" network has {len(own)}; load the state of its Growth first,"
+                " growth.load_state_dict(...), or finish the growth"
             )
 
 
