@@ -93,10 +93,14 @@ class Probes:
 
     def is_hidden(self, path: str) -> bool:
         """Return whether a later layer with weights reads the output at ``path`` as features; false for the
-        final head, and for routers, whose outputs only select or weigh other outputs."""
+        final head, and for routers, whose outputs only select or weigh other outputs.
+
+        If the network returns nothing that has a gradient, every output counts as read.
+        """
         output = find_output(self.by_path[path][0].output)
         place = (path, None if output is None else output.key)
-        return place in self._graph.fed and place not in self._graph.selecting
+        is_fed = place in self._graph.fed or not self._graph.read
+        return is_fed and place not in self._graph.selecting
 
     @property
     def routers(self) -> set[str]:
@@ -182,8 +186,8 @@ def _mapped(tree: Any, function: Callable[[Tensor], Tensor]) -> Any:
         return function(tree)
     if isinstance(tree, Mapping):
         return {name: _mapped(value, function) for name, value in tree.items()}
-    if isinstance(tree, tuple | list):
-        return type(tree)([_mapped(value, function) for value in tree])
+    if type(tree) in (tuple, list):
+        return [_mapped(value, function) for value in tree]
     return tree
 
 
@@ -274,7 +278,7 @@ class _Graph:
                 self._consumers.setdefault(each, []).append(node)
             if self._is_weight(node):
                 self._weights.add(node)
-        feeding: set[Any] = set()
+        feeding = set[Any]()
         for node in reversed(order):
             if any(each in feeding or self._uses_weight(each) for each in self._consumers.get(node, [])):
                 feeding.add(node)
