@@ -1,5 +1,7 @@
 """Confidence intervals compared with tables of Student's t, and paired differences derived by hand."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
