@@ -353,7 +353,6 @@ def stop_checking(net: nn.Module) -> None:
                 del hooks[number]
 
 
-<<<<<<< HEAD
 def _check_state(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Raise HostError before a state dict is loaded that has other seeds or blocks than the growing
     network."""
@@ -380,26 +379,6 @@ def is_complete(net: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> b
     names = [name for name in net.state_dict() if RESERVED not in name.split(".")]
     own = [name for name in names if not name.startswith(inside)]
     return any(name.startswith(prefix) for name in state_dict) and all(prefix + n in state_dict for n in own)
-=======
-def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Raise HostError before a state dict with another number of blocks is loaded."""
-    for slot in slots_of(net).values():
-        if slot.place.container is None:
-            continue
-        blocks = slot.place.container.blocks
-        container = next(path for path, module in net.named_modules() if module is blocks)
-        inside = f"{prefix}{container}." if container else prefix
-        saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
-        if not saved:
-            continue
-        own = {name for name, block in blocks.named_children() if block.state_dict()}
-        if saved != own:
-            raise HostError(
-                f"the state has {len(saved)} blocks in '{inside[:-1] or type(net).__name__}', and this"
-                f" network has {len(own)}; load the state of its Growth first,"
-                " growth.load_state_dict(...), or finish the growth"
-            )
->>>>>>> h-places
 
 
 def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:
