@@ -266,7 +266,8 @@ def test_diagnose_tries_one_more_block_of_a_network_with_a_single_block() -> Non
         net, loader(128), loader(64), loss=language_loss, optimizer=optimizer, steps=300, show=lines.append
     )
     assert lines[0].startswith("diagnosis of OneBlock: 4 candidates (stack, widen, mlp_small, attention)")
-    assert "tested: attention, mlp_small, stack, widen; places: 1; trained: 4 of 4." in str(diagnosis)
+    tested = "tested: attention, mlp_small, stack, widen; places: 1; trained: 4 of 4; weighed by seconds."
+    assert tested in str(diagnosis)
     assert diagnosis.cut_short
     assert ("blocks.0", "stack") in {(row.place, row.blueprint) for row in diagnosis.rows}
     assert len(net.blocks) == 1
