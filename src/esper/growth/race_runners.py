@@ -42,9 +42,7 @@ BETAS = (0.9, 0.99)
 """Betas of Adam in a race; its second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
 """Fraction of a heat in which the learning rate rises; in the rest of the heat it falls to zero, so that the
-weights settle before the measurement.
-"""
-
+weights settle before the measurement."""
 PEAK = "peak"
 """Key under which a parameter group stores its highest learning rate."""
 LEAST_PARTS = 8
@@ -351,14 +349,12 @@ def spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
     return [ordered[round(i * last / max(count - 1, 1))] for i in range(count)]
 
 
-def score(
-    host: nn.Module, candidates: Sequence[Candidate], data: Sequence[Sequence[Any]], loss: Loss
-) -> None:
+def score(host: nn.Module, candidates: Sequence[Candidate], data: list[list[Any]], loss: Loss) -> None:
     """Score every candidate by the slope of the validation loss along the training gradient of its new seed.
 
-    One forward pass contains many candidate seeds, because the output of a new seed is exactly zero. One
-    backward pass gives the training gradients g of these candidate seeds, another the validation gradients v.
-    The score of a candidate is <g, v> / |g|, from training gradient g and validation gradient v of its seed.
+    One forward pass contains many candidate seeds, because the output of a new seed is exactly zero. Backward
+    passes give training gradients g and validation gradients v. The score of a candidate is <g, v> / |g|, for
+    its seed.
 
     Args:
         host: Frozen network in evaluation mode.
