@@ -75,7 +75,7 @@ DIAMONDS_SCALING = scaling_study(
         objective=regression(torch.tensor([-1.0, 1.0])),  # Standardised targets have variance 1.
         host="mlp",
     ),
-    budget=150 * 10**9,
+    budget=100 * 10**9,
     batch_size=64,
 )
 
