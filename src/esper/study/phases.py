@@ -22,6 +22,7 @@ RunAll = Callable[[Sequence[StudyRun]], Mapping[StudyRun, RunResult]]
 MarkResults = Sequence[MarkResult | None]
 """Results of a run at each mark of the budget; all are None if the host diverged."""
 FROM_SCRATCH = "static_final:"
+PLAN = "periodic:"
 STACK = "stack/"
 """Prefix of a seed's entry in the text of a plan; it marks a seed that is a copy of a block."""
 
@@ -40,10 +41,8 @@ class TaskResults:
     """
     static: frozenset[str]
     """Names of the static arms, whose networks do not grow."""
-    planned: frozenset[str]
-    """Names of the arms that grow by a fixed plan."""
     plans: dict[str, str]
-    """Plans of seeds that the search found for the ``schedule`` arms, by arm."""
+    """Plans of the arms that grow by a plan, such as ``clock`` and ``schedule``."""
 
 
 class StudyPhases:
@@ -72,11 +71,9 @@ class StudyPhases:
         reference = self._reference(list(static))
         found = self._evaluate(arms)
         factors = {name: self._factors_of(texts[0]) for name, texts in arms.items()}
-        plans = {name: self._plan for name, texts in arms.items() if self._plan and texts == ("schedule",)}
-        planned = frozenset(
-            name for name, texts in arms.items() if self._what(texts[0]).startswith("periodic:")
-        )
-        return TaskResults(found, factors, reference, frozenset(static.values()), planned, plans)
+        whole = {name: self._what(texts[0]) for name, texts in arms.items()}
+        plans = {name: what.removeprefix(PLAN) for name, what in whole.items() if what.startswith(PLAN)}
+        return TaskResults(found, factors, reference, frozenset(static.values()), plans)
 
     def _what(self, text: str) -> str:
         """Return the text of an arm's runs, such as ``static:3``; ``off`` becomes the smallest static size,
@@ -85,8 +82,8 @@ class StudyPhases:
         if text == "off" and self._sizes:
             return f"static:{self._sizes[0]}"
         if text.startswith(CLOCK):
-            return f"periodic:{clock_plan(self._task, float(text.removeprefix(CLOCK)))}"
-        return f"periodic:{self._plan}" if text == "schedule" else text
+            return f"{PLAN}{clock_plan(self._task, float(text.removeprefix(CLOCK)))}"
+        return f"{PLAN}{self._plan}" if text == "schedule" else text
 
     # --- selection ----------------------------------------------------------------------------
 
@@ -104,10 +101,10 @@ class StudyPhases:
         factors = self._config.learning_rate_factors
         losses = self._validation_losses([(what, f) for what in whats for f in factors if len(factors) > 1])
         for what in whats:
-            self._factors[what] = min(factors, key=lambda f: fmean(losses.get((what, f), [0.0])))
+            self._factors[what] = min(factors, key=lambda f: losses.get((what, f), 0.0))
 
-    def _validation_losses(self, trials: Sequence[tuple[str, float]]) -> dict[tuple[str, float], list[float]]:
-        """Return validation losses ``[mark]``, averaged over selection rng seeds, for each trial (kind of
+    def _validation_losses(self, trials: Sequence[tuple[str, float]]) -> dict[tuple[str, float], float]:
+        """Return the validation loss, averaged over marks and selection rng seeds, for each trial (kind of
         run, factor on the learning rate); infinite if a host diverged.
         """
         runs = {
@@ -116,9 +113,7 @@ class StudyPhases:
         }
         results = self._results(chain.from_iterable(runs.values()))
         return {
-            trial: [
-                fmean(map(_val_loss, column)) for column in zip(*(results[run] for run in own), strict=True)
-            ]
+            trial: fmean(_val_loss(answer) for run in own for answer in results[run])
             for trial, own in runs.items()
         }
 
@@ -140,8 +135,8 @@ class StudyPhases:
         for generation in range(GENERATIONS, 0, -1):
             count = -(-left // generation)
             plans = propose(known, count, space, last) if count else []
-            losses = self._validation_losses([(f"periodic:{plan}", factor) for plan in plans])
-            known |= {plan: fmean(losses[f"periodic:{plan}", factor]) for plan in plans}
+            losses = self._validation_losses([(f"{PLAN}{plan}", factor) for plan in plans])
+            known |= {plan: losses[f"{PLAN}{plan}", factor] for plan in plans}
             left -= count
         return min(known, key=lambda plan: known[plan])
 

@@ -61,7 +61,7 @@ def _arm_numbers(name: str, found: TaskResults) -> ArmNumbers:
         params=values("params").mean(axis=(0, 1)),
         seconds=values("seconds").mean(axis=(0, 1)),
         grown=grown.all(axis=(0, 1)),
-        is_plan=name in found.planned,
+        is_plan=name in found.plans,
         flops={"charged": _mean([answer.charged for answer in ends]), **flops},
         note=", ".join(_notes(name, found)),
     )
@@ -91,7 +91,7 @@ def _notes(name: str, found: TaskResults) -> Iterator[str]:
         yield f"plan {found.plans[name]}"
     ends = [answers[-1] for training in found.arms[name] for answers in training]
     for count, what in (
-        (sum(one is None for one in ends), "diverged"),
+        (sum(one is None for one in ends), "diverged" if found.factors[name] else "without a result"),
         (sum(one is not None and one.cut_short for one in ends), "ended early after rollbacks"),
     ):
         if count:
