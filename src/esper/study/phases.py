@@ -82,7 +82,7 @@ class StudyPhases:
         if text == "off" and self._sizes:
             return f"static:{self._sizes[0]}"
         if text.startswith(CLOCK):
-            return f"{PLAN}{clock_plan(self._task, float(text.removeprefix(CLOCK)))}"
+            return f"{PLAN}{clock_plan(self._task, text)}"
         return f"{PLAN}{self._plan}" if text == "schedule" else text
 
     # --- selection ----------------------------------------------------------------------------
@@ -179,20 +179,12 @@ class StudyPhases:
             found[name] = [[self._computed(kind, static, index) for index in range(self._config.rng_seeds)]]
         return {name: found[name] for name in arms}
 
-    def _computed(
-        self, kind: str, static: Mapping[int, Sequence[MarkResults]], index: int
-    ) -> list[MarkResult | None]:
-        """Return the results of a computed arm for the rng seed ``index``; sizes that diverged are left
-        out.
-        """
-        runs = {
-            size: [answer for answer in own[index] if answer is not None]
-            for size, own in static.items()
-            if own[index][-1] is not None
-        }
-        if not runs:
-            return [None] * len(self._config.marks)
-        return computed_arm(kind, runs, self._config.evaluation[index])
+    def _computed(self, kind: str, static: Mapping[int, Sequence[MarkResults]], index: int) -> MarkResults:
+        """Return the results of a computed arm for the rng seed ``index``, without sizes that diverged."""
+        found = {size: [answer for answer in own[index] if answer] for size, own in static.items()}
+        runs = {size: answers for size, answers in found.items() if answers}
+        nothing = [None] * len(self._config.marks)
+        return computed_arm(kind, runs, self._config.evaluation[index]) if runs else nothing
 
     def _from_scratch(self, what: str, grown: list[MarkResults]) -> list[MarkResults]:
         """Retrain the networks that an arm has grown, from initial weights; return the results ``[rng

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -193,13 +194,16 @@ def sizes_of(task: TaskSpec) -> range:
     return range(0) if trunk is None or others else range(trunk, trunk + task.num_slots + 1)
 
 
-def clock_plan(task: TaskSpec, factor: float) -> str:
-    """Return the plan that copies a block whenever the compute has grown by ``factor``, starting from 1/32 of
-    the budget: the first copy is at ``factor`` / 32 of it.
+def clock_plan(task: TaskSpec, text: str) -> str:
+    """Return the plan of the arm ``text``, such as ``clock:1.8``: it copies a block whenever the compute has
+    grown by this factor, starting from 1/32 of the budget (so the first copy is at 1.8/32 of it).
 
     Raises:
-        EsperError: The factor is not above 1, or the first copy would come in the decay phase.
+        EsperError: The factor is no number above 1, or the first copy would come in the decay phase.
     """
+    factor = 0.0
+    with suppress(ValueError):
+        factor = float(text.removeprefix(CLOCK))
     last, steps = (1.0 - DECAY_SHARE) * task.horizon, list[int]()
     at = MARKS[0] * factor * task.horizon
     while factor > 1.0 and at < last and len(steps) < task.num_slots:
@@ -207,7 +211,7 @@ def clock_plan(task: TaskSpec, factor: float) -> str:
         at *= factor
     if not steps:
         most = last / task.horizon / MARKS[0]
-        raise EsperError(f"'{CLOCK}{factor:g}' never grows; give a factor above 1 and below {most:g}")
+        raise EsperError(f"'{text}' never grows; give a factor above 1 and below {most:g}")
     slots = zip(task.slot_config.slot_ids, steps, strict=False)
     return ",".join(f"stack@{slot}:{step}" for slot, step in slots)
 
@@ -268,13 +272,6 @@ def space_of(task: TaskSpec, rng_seed: int = SELECTION_SEEDS.start) -> ActionSpa
     return env.action_space
 
 
-def _number(text: str, argument: str) -> float:
-    try:
-        return float(argument)
-    except ValueError:
-        raise EsperError(f"'{text}' has no number after the colon; give one, such as clock:1.8") from None
-
-
 def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: str) -> None:
     kind, argument = parse_arm(text)
     sizes = sizes_of(task)
@@ -293,7 +290,7 @@ def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: st
     if kind in COMPUTED and sum(own[0].startswith("static:") for own in arms_of(config, task).values()) < 2:
         raise EsperError(f"the arm '{kind}' chooses among fixed sizes; add the arm static, or two static:N")
     if kind == "clock":
-        clock_plan(task, _number(text, argument))
+        clock_plan(task, text)
     if kind == "static_final":
         grown = {name: m for name, m in config.arms.items() if parse_arm(m[0])[0] not in _NOT_GROWN}
         if argument not in grown:

@@ -6,7 +6,6 @@ one more block.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +19,8 @@ PATCH = 7
 """Side length in pixels of a patch, which is one token of a ViT."""
 
 
-class Parts(NamedTuple):
-    """Layers of the stem, a function that builds a block, and the layers of the head."""
-
-    stem: Sequence[nn.Module]
-    block: Callable[[], nn.Module]
-    head: Sequence[nn.Module]
+Parts = tuple[Sequence[nn.Module], Callable[[], nn.Module], Sequence[nn.Module]]
+"""Layers of the stem, a function that builds a block, and the layers of the head."""
 
 
 class SeriesHost(Host):
@@ -57,7 +52,10 @@ class ResidualLayers(nn.Sequential):
     """Residual block h + f(h), with the layers of f in sequence."""
 
     def forward(self, h: Tensor) -> Tensor:
-        return h + super().forward(h)
+        change = h
+        for layer in self:
+            change = layer(change)
+        return h + change
 
 
 class MLPHost(SeriesHost):
@@ -67,11 +65,13 @@ class MLPHost(SeriesHost):
     block_kind = ResidualLayers
 
     def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
+        (inputs,) = input_shape
+
         def block() -> nn.Module:
             layers = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
             return ResidualLayers(nn.LayerNorm(width), *layers)
 
-        return Parts([nn.Linear(*input_shape, width)], block, _head(width, classes))
+        return [nn.Linear(inputs, width)], block, _head(width, classes)
 
 
 def _head(width: int, outputs: int) -> list[nn.Module]:
@@ -114,7 +114,7 @@ class ViTHost(SeriesHost):
 
     def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
         head = [MeanToken(), *_head(width, classes)]
-        return Parts([Patches(width, input_shape)], lambda: ViTBlock(width), head)
+        return [Patches(width, input_shape)], lambda: ViTBlock(width), head
 
 
 class GRUOutputs(nn.GRU):
@@ -135,7 +135,7 @@ class GRUHost(SeriesHost):
         def block() -> nn.Module:
             return ResidualLayers(nn.LayerNorm(width), GRUOutputs(width, width, batch_first=True))
 
-        return Parts([nn.Embedding(classes, width)], block, _head(width, classes))
+        return [nn.Embedding(classes, width)], block, _head(width, classes)
 
     def sample_input(self, batch: int) -> Tensor:
         (context,) = self.spec["input_shape"]
