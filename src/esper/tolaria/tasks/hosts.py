@@ -8,10 +8,9 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints.tokens import HEADS, Heads
+from esper.kasmina.blueprints.tokens import HEADS, Heads, dense_attention
 from esper.kasmina.host import Host
 from esper.kasmina.hosts.transformer import Block
 
@@ -96,7 +95,7 @@ class ViTBlock(Block):
 
     def __init__(self, width: int) -> None:
         super().__init__(width, HEADS, 4 * width, 0.0)
-        self.attention.heads = Heads(HEADS, F.scaled_dot_product_attention)
+        self.attention.heads = Heads(HEADS, dense_attention, is_causal=False)
 
 
 class MeanToken(nn.Module):
@@ -110,7 +109,7 @@ class ViTHost(SeriesHost):
     """Small vision transformer with patches of 7×7 pixels and four attention heads."""
 
     topology = "tokens"
-    block_kind = ViTBlock
+    block_kind, is_causal = ViTBlock, False
 
     def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
         head = [MeanToken(), *_head(width, classes)]
