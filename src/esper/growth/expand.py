@@ -28,6 +28,10 @@ BLUEPRINTS: Final = {"blocks": "stack", "widen": "widen", "rank": "lora"}
 LEAST_BYTES: Final = 2
 """Smallest size of a number in a weight of which a copy can be trained."""
 
+LANES: Final = 32
+"""Numbers that torch computes at once on the CPU, in the widest case; it may round the last ones of a tensor, if
+they are fewer, in another way."""
+
 
 def expand(  # noqa: PLR0913  all arguments but one are keyword-only
     model: nn.Module,
@@ -84,8 +88,8 @@ def expand(  # noqa: PLR0913  all arguments but one are keyword-only
     _check_model(model)
     if train not in ("new", "all"):
         raise EsperError(f"train is {train!r}; pass 'new' to freeze the old parameters, or 'all'")
-    named = where or ("top" if kind == "blocks" else "all")
-    wanted = size if kind == "blocks" else 1
+    named = where if where is not None else "top" if kind == "blocks" else "all"
+    wanted, found = size if kind == "blocks" else 1, None
     if named == "diagnose":
         if train_loader is None or val_loader is None or loss is None:
             raise EsperError(
@@ -117,7 +121,9 @@ def expand(  # noqa: PLR0913  all arguments but one are keyword-only
                 if place.container is not None
             ]
             growth.finish(merge=False)
-        return Expanded(growth, request, inserted, old, flags)
+        expanded = Expanded(growth, request, inserted, old, flags)
+        expanded.diagnosis = found
+        return expanded
 
 
 # --- checks -------------------------------------------------------------------------------------------------
@@ -171,6 +177,8 @@ def places_of(
     model: nn.Module, kind: str, where: str | Sequence[str], wanted: int, sample: Any
 ) -> str | Sequence[str]:
     """Return names or globs of the submodules that the expansion changes."""
+    if where == "auto":
+        raise EsperError("where is 'auto'; pass 'top', 'all', 'diagnose', or names or globs of submodules")
     if where not in ("top", "all"):
         return where
     path = _largest_container(model)
@@ -270,9 +278,12 @@ def _plant(growth: Growth, request: Request) -> None:
         if request.kind == "blocks" or name == last:  # Recorded hidden states have one more entry per block.
             after = _output(growth.net, request.sample)
             if not are_equal(before, after):
+                remedy = "expand it at other places"
+                if request.kind == "widen":
+                    remedy = f"pass a multiple of {LANES}, with which activation functions round as before"
                 raise EsperError(
-                    f"the outputs of {type(growth.net).__name__} for the sample change at birth of the new"
-                    f" parameters at {name}, so the old model could not be kept; expand it at other places"
+                    f"the outputs of {type(growth.net).__name__} for the sample change with the new parameters"
+                    f" at {name}, so the old model would not be kept bit for bit; {remedy}"
                 )
             before = after
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import torch
 from torch import nn
 
-from esper.growth.batch_training import (
-    Loss,
-    check_loader,
-    endless,
-    loss_of,
-    on_device,
-    untouched_streams,
-)
+from esper.growth.batch_training import Loss, check_loader, endless, loss_of, on_device, untouched_streams
 from esper.growth.diagnosis_report import shown
 from esper.growth.expand import expand, places_of
 from esper.growth.race_runners import BETAS, Paired, Probe, share_of_rate
@@ -112,6 +105,9 @@ def comparison_of(
         raise EsperError(f"steps is {steps}; it must be 1 or more")
     check_loader(train_loader, "train_loader")
     source = expanded.old_model()
+    layers: Sequence[str] = ()
+    if "lora" in rates:
+        layers = places_of(source, "rank", "all", 1, expanded.request.sample)
     probes = _probes(source, new, old, loss)
     before = [probe.losses(source) for probe in probes]
     arms = []
@@ -120,7 +116,7 @@ def comparison_of(
             model = expanded.old_model()
             # Every arm reads the same batches and starts from the same random state.
             with untouched_streams(train_loader):
-                parameters = _trained(expanded, name, model)
+                parameters = _trained(expanded, name, model, layers)
                 train_arm(model, parameters, train_loader, loss, steps, rate)
             changes = map(_change, probes, before, [probe.losses(model) for probe in probes])
             arms.append(Arm(name, rate, sum(p.numel() for p in parameters), *changes))
@@ -143,9 +139,9 @@ def _change(probe: Probe, before: torch.Tensor, after: torch.Tensor) -> Change:
     return Change(probe.mean(before), probe.mean(after), probe.paired(after, before))
 
 
-def _trained(expanded: Expanded, arm: str, model: nn.Module) -> list[nn.Parameter]:
+def _trained(expanded: Expanded, arm: str, model: nn.Module, layers: Sequence[str]) -> list[nn.Parameter]:
     """Prepare a copy of the old model for an arm, and return the parameters that train."""
-    kind, size, _, sample = expanded.request
+    kind, added, _, sample = expanded.request
     if arm == "full":
         return [p for p in model.parameters() if p.requires_grad]
     if arm == "existing":
@@ -154,12 +150,28 @@ def _trained(expanded: Expanded, arm: str, model: nn.Module) -> list[nn.Paramete
         parameters = {p for module in modules for p in module.parameters() if p.is_floating_point()}
         return [p.requires_grad_(True) for p in model.parameters() if p in parameters]
     if arm == "expanded":
-        return expand(model, sample=sample, where=expanded.places, **{kind: size}).parameters()
-    new = sum(p.numel() for p in expanded.new_parameters())
-    layers = places_of(model, "rank", "all", 1, sample)
-    per_rank = 2 * sum(model.get_submodule(layer).out_features for layer in layers)  # type: ignore[misc]
-    rank = max(2, 2 * round(new / per_rank / 2))
-    return expand(model, sample=sample, where=layers, rank=rank).parameters()
+        return expand(model, sample=sample, where=expanded.places, **{kind: added}).parameters()
+    linear = [model.requires_grad_(False).get_submodule(layer) for layer in layers]
+    size = sum(p.numel() for p in expanded.new_parameters())
+    rank = max(1, round(size / sum(sum(layer.weight.shape) for layer in linear)))  # type: ignore[arg-type]
+    adapters = [_Lora(layer, rank) for layer in linear]
+    return [p for adapter in adapters for p in adapter.parameters()]
+
+
+class _Lora(nn.Module):
+    """Low-rank weights that add ``up(down(x))`` to the output of a linear layer for its input x; the hook is
+    attached at once."""
+
+    def __init__(self, layer: Any, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Linear(layer.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+        self.to(layer.weight)
+        layer.register_forward_hook(self)
+
+    def forward(self, _layer: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output + self.up(self.down(args[0]))
 
 
 def train_arm(

@@ -15,10 +15,11 @@ from esper.growth.batch_training import Loss
 from esper.growth.growth import Growth
 from esper.kasmina.edits import BlockContainer
 from esper.kasmina.slot import notice_hooks, stop_checking, without_slots
-from esper.kasmina.transaction import uninterrupted
+from esper.kasmina.transaction import Transaction, uninterrupted
 from esper.leyline.errors import EsperError
 
 if TYPE_CHECKING:
+    from esper.growth.diagnosis_report import Diagnosis
     from esper.growth.expand_report import Comparison, ExpansionReport
 
 EXPANDED: Final[WeakSet[nn.Module]] = WeakSet()
@@ -97,6 +98,8 @@ class Expanded:
             self._kept |= {name: named[name].detach().cpu().clone() for name in self._flags}
         else:
             self._sums = {name: _checksum(named[name]) for name in self._flags}
+        self.diagnosis: Diagnosis | None = None
+        """Diagnosis that chose the places, for ``where="diagnose"``."""
         self._forwards = {type(module).forward for module in self.model.modules()}
         self._is_original = self._is_finished = False
         EXPANDED.add(self.model)
@@ -146,28 +149,30 @@ class Expanded:
             yield self.model
             return
         self._check_weights()
-        network, removed = self.growth.network, list[InsertedBlock]()
+        network = self.growth.network
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         old = [(tensors[name], value) for name, value in self._kept.items()]
         now = [(tensor, tensor.detach().clone()) for tensor, _ in old]
         parts = [] if self._inserted else network.without(*range(len(network.slots)))
+        is_switched = False
         try:
-            with uninterrupted():
-                self._is_original = True
+            with Transaction([self.model]) as change, uninterrupted():
+                change.keep(tensor for tensor, _ in old)
                 for each in self._inserted:
                     each.container.remove(each.block)
-                    removed.append(each)
-                notice_hooks(self._forwards)
                 _copy_values(old)
+                notice_hooks(self._forwards)
+                self._is_original = is_switched = True
             with network.taking_part(parts) if parts else nullcontext():
                 yield self.model
         finally:
-            with uninterrupted():
-                for each in removed:
-                    each.container.insert(each.before, each.block.train(each.before.training))
-                notice_hooks(self._forwards)
-                _copy_values(now)
-                self._is_original = False
+            if is_switched:
+                with uninterrupted():
+                    for each in self._inserted:
+                        each.container.insert(each.before, each.block.train(each.before.training))
+                    _copy_values(now)
+                    notice_hooks(self._forwards)
+                    self._is_original = False
 
     def _check_weights(self) -> None:
         """Raise EsperError if the old weights are not known or not the same as at birth."""
@@ -220,8 +225,8 @@ class Expanded:
         """Train the same expansion and its alternatives, each from the old model, on the same batches.
 
         The arms are ``"expanded"``: this expansion from birth; ``"existing"``: as many existing blocks, those
-        that were copied (or all weights at the places that were widened); ``"lora"``: low-rank weights of
-        equal size in all linear layers of all blocks; ``"full"``: all weights. Each trains on a copy of the
+        that were copied (or all weights at the places that were changed); ``"lora"``: LoRA of equal size in
+        all linear layers of all blocks; ``"full"``: all weights. Each trains on a copy of the
         old model, by AdamW with clipped gradients and a learning rate that rises and then falls to zero.
 
         Args:
@@ -300,7 +305,9 @@ class Expanded:
 
     def _check_unfinished(self, what: str) -> None:
         if self._is_finished:
-            raise EsperError(f"{what}() came after finish(): the model is a plain module without an old model")
+            raise EsperError(
+                f"{what}() came after finish(): the model is a plain module without an old model"
+            )
 
 
 @torch.no_grad()
