@@ -1,6 +1,7 @@
 """What do new blocks gain on new text and lose on old text, against the alternatives of equal size or cost?
 
-A Llama of width 64 with four blocks learns the characters of one corpus for a short or a long time, and is then trained on another corpus for STEPS steps by each arm. The
+A Llama of width 64 with four blocks learns the characters of one corpus for a short or a long time, and is
+then trained on another corpus for STEPS steps by each arm. The
 learning rate of an arm is the one with the lowest loss on new text at one selection rng seed, separately for
 each pair of corpora and each base; then every test rng seed is used once.
 
@@ -236,9 +237,10 @@ class Study:
     def write_table(self) -> None:
         """Write means over test rng seeds with 95 % intervals, and paired differences to two new blocks."""
         lines = [
-            "Loss per character in nats, mean over paired test rng seeds with 95 % intervals. `gain` is the loss",
-            "on new text before minus after, `loss of old` the loss on old text after minus before; the last two",
-            "columns are paired differences to the arm `2 new blocks` (negative: lower loss than two new blocks).",
+            "Loss per character in nats, mean over paired test rng seeds with 95 % intervals. `gain` is the",
+            "loss on new text before minus after, `loss of old` the loss on old text after minus before; the",
+            "last two columns are paired differences to `2 new blocks` (negative: lower loss than two new",
+            "blocks).",
         ]
         for pair in PAIRS:
             for base in BASES:
@@ -266,11 +268,11 @@ class Study:
         before = [estimate(of(first, lambda row, key=key: row[key])) for key in ("new_before", "old_before")]
         lines = [
             "",
-            f"**{pair[0]} → {pair[1]}, base {base}** ({BASES[base]} steps): before, new {shown(before[0])}, old"
-            f" {shown(before[1])}.",
+            f"**{pair[0]} → {pair[1]}, base {base}** ({BASES[base]} steps): before, new {shown(before[0])},"
+            f" old {shown(before[1])}.",
             "",
-            "| arm | trained | rate | new | old | gain | loss of old | new, minus 2 new blocks | old, minus 2 new"
-            " blocks |",
+            "| arm | trained | rate | new | old | gain | loss of old | new, minus 2 new blocks"
+            " | old, minus 2 new blocks |",
             "|---|---|---|---|---|---|---|---|---|",
         ]
         for arm in ARMS:
