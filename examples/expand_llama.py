@@ -2,11 +2,13 @@
 
     python examples/expand_llama.py
 
-A small Llama learns the characters of Python source code. Two new blocks then learn English prose, while the old
-weights are frozen.
+A small Llama learns the characters of Python source code. Two new blocks then learn English prose, while the
+old weights are frozen.
 """
 
+import argparse
 import inspect
+import tarfile
 from pydoc_data.topics import topics
 
 import torch
@@ -50,7 +52,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     logging.disable_progress_bar()
-    source = "".join(inspect.getsource(module) for module in (inspect, torch.optim.adamw, nn.modules.linear))
+    source = "".join(inspect.getsource(module) for module in (argparse, inspect, tarfile))
     prose = "\n".join(topics[key] for key in sorted(topics))
     held_out = {"old": batches(source, 20), "new": batches(prose[-40_000:], 20)}
     lessons = batches(prose[:-40_000], 150)

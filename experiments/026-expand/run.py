@@ -227,12 +227,10 @@ class Study:
                 for arm in [each for each in ARMS if each not in TUNED]:
                     for rate in RATES:
                         self.cell(pair, base, SELECTION, arm, rate)
-        for rng_seed in TESTS:
-            for base in BASES:
-                for pair in PAIRS:
+                for rng_seed in TESTS:
                     for arm in ARMS:
                         self.cell(pair, base, rng_seed, arm, self.best_rate(pair, base, arm))
-            self.write_table()
+                self.write_table()
 
     def write_table(self) -> None:
         """Write means over test rng seeds with 95 % intervals, and paired differences to two new blocks."""
@@ -249,10 +247,9 @@ class Study:
                 if rows:
                     lines += self._section(pair, base, rows)
         seconds = sum(row["seconds"] for row in self.rows)
-        count = len({row["rng_seed"] for row in self.rows if row["rng_seed"] in TESTS})
         lines += [
             "",
-            f"{count} test rng seeds; the cells took {seconds / 60:.0f} CPU minutes without the bases.",
+            f"The trainings of all arms took {seconds / 60:.0f} CPU minutes, without the bases.",
             "",
         ]
         (HERE / "table.md").write_text("\n".join(lines))
@@ -266,10 +263,11 @@ class Study:
 
         first = next(iter(ARMS))
         before = [estimate(of(first, lambda row, key=key: row[key])) for key in ("new_before", "old_before")]
+        seeds = f"{before[0].size} test rng seeds"
         lines = [
             "",
-            f"**{pair[0]} → {pair[1]}, base {base}** ({BASES[base]} steps): before, new {shown(before[0])},"
-            f" old {shown(before[1])}.",
+            f"**{pair[0]} → {pair[1]}, base {base}** ({BASES[base]} steps), {seeds}: before, new"
+            f" {shown(before[0])}, old {shown(before[1])}.",
             "",
             "| arm | trained | rate | new | old | gain | loss of old | new, minus 2 new blocks"
             " | old, minus 2 new blocks |",

@@ -186,7 +186,8 @@ def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 1
 @pytest.mark.parametrize(
     ("best", "control", "verdict"),
     [
-        # The validation loss is 1, so the verdict ignores changes of the loss below 2 % of it, 0.02.
+        # The validation loss is 1 and the control made 500 steps, so the verdict ignores changes of the loss
+        # below 500/1000 of 4 % of it, 0.02.
         (row((-0.30, 0.01), (-0.30, 0.01)), (0.0, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.20, 0.01)), (-0.10, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.02, 0.01)), (-0.28, 0.01), "train longer first"),
@@ -205,16 +206,16 @@ def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 1
 def test_verdict_of_a_diagnosis_depends_on_loss_changes_of_candidate_and_control_and_on_their_errors(
     best: CandidateRow, control: tuple[float, float], verdict: str
 ) -> None:
-    assert decide(1.0, [best], Paired(*control))[0] == verdict
+    assert decide(1.0, [best], Paired(*control), 500)[0] == verdict
 
 
 def test_diagnosis_recommends_the_candidate_trained_longest_even_if_another_lowers_the_loss_more() -> None:
     long, short = row((-0.3, 0.01), (-0.3, 0.01), 200), row((-0.4, 0.01), (-0.4, 0.01), 50)
-    assert decide(1.0, [short, long], Paired(0.0, 0.01))[1] is long
+    assert decide(1.0, [short, long], Paired(0.0, 0.01), 500)[1] is long
 
 
 def test_verdict_of_a_diagnosis_is_unclear_if_no_candidate_was_trained() -> None:
-    assert decide(1.0, [CandidateRow("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
+    assert decide(1.0, [CandidateRow("here", "lora", 1, 1, 0.5)], None, 500)[0] == "unclear"
 
 
 @pytest.mark.parametrize("minutes", [0.0, 0.02])
@@ -286,7 +287,7 @@ def shown() -> Diagnosis:
 def test_text_of_a_diagnosis_starts_with_the_verdict_and_has_dashes_for_unknown_values() -> None:
     lines = str(shown()).splitlines()
     assert lines[0] == "Net: grow: lora at here"
-    assert lines[2] == "tested: lora; places: 2; trained: 1 of 2."
+    assert lines[2] == "tested: lora; places: 2; trained: 1 of 2; weighed by FLOPs."
     assert lines[5].split()[:2] == ["place", "blueprint"]
     assert lines[7].split("  ")[0] == "here"
     assert "-0.301 ± 0.012" in lines[7]

@@ -72,6 +72,7 @@ def train(run: Path, controller: str, incubation_epochs: int, dies_at: int = 0) 
             optimizer=optimizer,
             slots=["0", "3"],
             controller=controller,
+            cost="flops",
             incubation_epochs=incubation_epochs,
             out=run,
             resume=resumed,

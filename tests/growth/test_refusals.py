@@ -165,6 +165,19 @@ REFUSALS = {
         "AveragedModel is an average of a network; pass the network",
     ),
     "controller": (lambda: grow(mlp(), controller=3), "controller is int; pass 'auto', heuristic, counting,"),
+    "no blueprints": (
+        lambda: grow(mlp(), blueprints=[]),
+        "blueprints is []; name at least one, such as ['mlp_small'], or leave it out",
+    ),
+    "blueprints as a number": (lambda: grow(mlp(), blueprints=3), "blueprints is 3; name at least one, such"),
+    "unknown blueprint": (
+        lambda: grow(mlp(), blueprints=["mlp_smal"]),
+        "unknown blueprint 'mlp_smal'; did you mean mlp_small",
+    ),
+    "plan with another blueprint": (
+        lambda: grow(mlp(), blueprints="norm", controller="lora@2:1"),
+        "unknown blueprint 'lora'; did you mean norm? Allowed: norm.",
+    ),
     "plan before the first epoch": (
         lambda: grow(mlp(), controller="mlp@2:0"),
         "plan 'mlp@2:0' plants at step 0, and the first decision comes at the end of epoch 1; write 1, or",

@@ -14,8 +14,8 @@ from esper.growth.expand_report import size_of
 from esper.growth.expanded import EXPANDED, Expanded, Request
 from esper.growth.growth import Growth
 from esper.growth.torch_wrappers import unwrapped
+from esper.kasmina.blueprints.layers import NewUnits
 from esper.kasmina.blueprints.tokens import low_rank
-from esper.kasmina.blueprints.widen import NewUnits
 from esper.kasmina.dry_run import dry_forward
 from esper.kasmina.graft import description_of
 from esper.kasmina.insertion_search import are_equal
@@ -99,7 +99,8 @@ def expand(
         change.afterwards(lambda: [p.requires_grad_(flag) for p, flag in flags.items()])
         change.afterwards(lambda: EXPANDED.discard(model))
         buffers = {id(buffer) for buffer in model.buffers()}
-        growth = Growth(model, sample=sample, mode="min", slots=slots, controller=None)
+        only = [BLUEPRINTS[kind]]
+        growth = Growth(model, sample=sample, mode="min", slots=slots, controller=None, blueprints=only)
         _check_places(growth, kind, size)
         _plant(growth, request)
         expanded = Expanded(growth, request, flags, buffers)
@@ -118,7 +119,8 @@ def _kind_and_size(given: dict[str, Any]) -> tuple[str, int]:
         raise EsperError(f"pass one of blocks=, widen= and rank=; found {found}")
     [(kind, size)] = chosen.items()
     step = 2 if kind == "rank" else 1
-    if not isinstance(size, Integral) or isinstance(size, bool) or size < step or size % step:
+    is_number = isinstance(size, Integral) and not isinstance(size, bool)
+    if not is_number or size < step or size % step:
         what = "an even number, 2 or more" if kind == "rank" else "a whole number, 1 or more"
         raise EsperError(f"{kind} is {size!r}; it must be {what}")
     return kind, int(size)
@@ -202,8 +204,8 @@ def _plant(growth: Growth, request: Request) -> None:
     before, is_block = dry_forward(growth.net, request.sample)[1], request.kind == "blocks"
     for name, slot in zip(growth.slots, growth.network.slots, strict=True):
         growth.germinate(name, BLUEPRINTS[request.kind], zero=is_block, moments=False)
-        graft, layers = slot.held, slot.place.layers
-        like = next(graft.parameters())
+        graft, like = slot.held, next(slot.held.parameters())
+        layers: Any = slot.place.layers
         if request.kind == "rank":
             graft.seed = low_rank(slot.site.width, request.size)
             graft.description = description_of(BLUEPRINTS["rank"], Style.LINEAR_ADD, request.size)

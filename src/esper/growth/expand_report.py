@@ -95,11 +95,14 @@ def trained_by(arm: str, expanded: Expanded, model: nn.Module) -> list[nn.Parame
         return [p for p in model.parameters() if p.requires_grad]
     model.requires_grad_(False)
     if arm == "expanded":
-        return expand(model, sample=sample, where=expanded.places, **{kind: added}).parameters()
+        settings: dict[str, Any] = {kind: added, "where": expanded.places}
+        return expand(model, sample=sample, **settings).parameters()
     if arm == "existing":
         modules = [model.get_submodule(place) for place in expanded.places]
         parameters = dict.fromkeys(p for m in modules for p in m.parameters() if p.is_floating_point())
-        return [p.requires_grad_(True) for p in parameters]
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        return list(parameters)
     layers: list[Any] = [model.get_submodule(layer) for layer in places_of(model, "rank", "all", 1, sample)]
     named = dict(expanded.model.named_parameters())
     per_rank = sum(layer.in_features + layer.out_features for layer in layers)

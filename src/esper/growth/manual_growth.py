@@ -18,15 +18,14 @@ from esper.kasmina.actuator import settle
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.dry_run import call_order
-from esper.kasmina.health import statistics_of, tensor_norms
-from esper.kasmina.incubation import shadow_loss_of
+from esper.kasmina.incubation import shadow_loss_of, statistics_of, tensor_norms
 from esper.kasmina.network import Births, MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import check_modes, find_sites
 from esper.kasmina.slot import notice_hooks
 from esper.kasmina.transaction import NO_CHANGE, Transaction, all_or_nothing, uninterrupted
-from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
+from esper.leyline.errors import BlueprintError, EsperError, GrowthWarning, SlotError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, AlphaCurve
 from esper.leyline.reports import SeedStateReport, report_slots
 from esper.leyline.rows import StageMove
@@ -50,7 +49,7 @@ class ManualGrowth:
         self.net, self.sample = unwrapped(net), sample
         order = call_order(self.net, sample)
         groups = OptimizerGroups(optimizer, self.net, order)
-        sites = find_sites(self.net, slots, sample)
+        sites = find_sites(self.net, slots, sample, rules.blueprints or None)
         check_modes(self.net, sites, sample)
         token = uuid.uuid4().hex
         self.network = MorphogeneticModel(
@@ -75,7 +74,7 @@ class ManualGrowth:
         self._next_seed = 0
         self._finished = False
         self._change = NO_CHANGE
-        self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self.epoch))
+        self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self._narrator.epoch))
         self.ledger = ComputeLedger()
 
     def _transaction(self) -> Transaction:
@@ -85,7 +84,8 @@ class ManualGrowth:
         change = Transaction([self.net, *self._copies.modules], objects=own)
         if groups is not None:
             change.include(optimisers=groups.optimisers, objects=[groups])
-        change.keep_containers(self._processes.hooks)
+        if self._processes.is_active:
+            change.keep_containers(self._processes.hooks)
         return change
 
     @all_or_nothing
@@ -160,6 +160,11 @@ class ManualGrowth:
         if style not in BLEND_IDS:
             raise UnknownNameError("style", style, BLEND_IDS)
         blueprint_named(blueprint, self.network.sites[index].topology)
+        if blueprint not in (named := self.network.rules.blueprints or [blueprint]):
+            raise BlueprintError(
+                f"blueprint '{blueprint}' is not one of those that this Growth may plant,"
+                f" {', '.join(named)}; name it in blueprints="
+            )
         check_alpha(alpha)
         if not table.occupied[0, index]:
             table.clear(0, index)  # Planting by hand ignores the embargo of a slot.

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,10 @@ from esper.leyline import HostError
 
 Blueprints = Mapping[Topology, Sequence[str]]
 """Blueprints of candidate seeds, by topology."""
+CostUnit = Literal["seconds", "flops"]
+"""Unit in which the compute of candidates is weighed."""
+SEED_RATE = 5e-3
+"""Learning rate of Adam for the seed of a candidate."""
 BETAS = (0.9, 0.99)
 """Betas of Adam in a race; its second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
@@ -174,16 +178,18 @@ class Runner:
     optimisers: list[Optimizer]
     site: Site | None = None
     graft: Graft | None = None
-    seed_flops: int = 0
-    """FLOPs of the seed's forward pass for one sample."""
+    seed_cost: float = 0.0
+    """Cost of the seed's forward pass for one sample, as in ``Candidate.cost``, in FLOPs of the network."""
     steps: int = 0
     losses: Tensor | None = None
     """Validation losses of the last measurement, one per chunk."""
 
     @classmethod
-    def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_flops: int = 0) -> Runner:
+    def candidate(
+        cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_cost: float = 0.0
+    ) -> Runner:
         """Return a runner of a race that trains a seed in the frozen host, which all candidates share."""
-        return cls(host, [_adam(graft, rate)], site, graft, seed_flops)
+        return cls(host, [_adam(graft, rate)], site, graft, seed_cost)
 
     @classmethod
     def control(cls, net: nn.Module, rate: float) -> Runner:
@@ -211,7 +217,7 @@ class Runner:
         ``control``."""
         net, theirs = _copied(control.net, control.optimisers)
         graft, own = _copied(self.graft, self.optimisers)
-        return Runner(net, [*own, *theirs], self.site, graft, self.seed_flops, self.steps)
+        return Runner(net, [*own, *theirs], self.site, graft, self.seed_cost, self.steps)
 
     def step_flops(self, host: float, *, is_frozen: bool) -> float:
         """Return the FLOPs of a training step per sample; ``host`` is the FLOPs of the host's forward pass.
@@ -219,7 +225,7 @@ class Runner:
         A backward pass costs twice as much as a forward pass; through a frozen host it costs as much as a
         forward pass, because no gradients of weights are computed.
         """
-        return (2 if is_frozen else 3) * host + 3 * self.seed_flops
+        return (2 if is_frozen else 3) * host + 3 * self.seed_cost
 
     @property
     def has_diverged(self) -> bool:
@@ -236,17 +242,21 @@ class Runner:
     def step(self, batch: Any, loss: Loss, share: float) -> None:
         """Train on a minibatch at the fraction ``share`` of the highest learning rates; a non-finite loss
         changes no weight."""
+        with self.in_forward():
+            self.update(batch, loss, share)
+
+    def update(self, batch: Any, loss: Loss, share: float) -> None:
+        """Do the same as ``step``, inside the context ``in_forward``."""
         if not self.optimisers:
             return
         for optimiser in self.optimisers:
             optimiser.zero_grad()
             for group in optimiser.param_groups:
                 group["lr"] = group[PEAK] * share
-        with self.in_forward() as net:
-            value = loss_of(net, batch, loss)
-            if not bool(torch.isfinite(value)):
-                return
-            value.backward()
+        value = loss_of(self.net, batch, loss)
+        if not bool(torch.isfinite(value)):
+            return
+        value.backward()
         for optimiser in self.optimisers:
             optimiser.step()
         self.steps += 1
@@ -313,6 +323,9 @@ class Candidate:
     blueprint: str
     graft: Graft
     flops: int
+    cost: float
+    """Compute that the seed adds to a training step, as a fraction of a step of the network without it: a
+    ratio of FLOPs, or of seconds if these were measured."""
     first_order: float = 0.0
     runner: Runner | None = None
     """Network in training with the candidate's seed; None before the candidate starts."""

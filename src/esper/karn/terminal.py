@@ -24,8 +24,7 @@ from esper.karn.run import Run, open_run
 from esper.karn.runs import progress
 from esper.karn.screen import screen
 from esper.leyline import EsperError, RunRow, UpdateRow
-from esper.leyline.errors import notify
-from esper.leyline.printable import printable
+from esper.leyline.errors import notify, printable
 
 DRAWS_PER_SECOND: Final = 2
 SHARE_OF_TIME: Final = 0.02

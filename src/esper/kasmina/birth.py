@@ -19,7 +19,8 @@ from esper.leyline.errors import BlueprintError
 
 def fits(spec: BlueprintSpec, site: Site) -> bool:
     """Return whether a slot at ``site`` can hold a seed of ``spec``."""
-    return spec.fits(site.width, copyable=site.block is not None, widenable=site.pair is not None)
+    has_source = (site.block is not None or not spec.copies) and (site.pair is not None or not spec.widens)
+    return site.width % spec.multiple_of == 0 and has_source
 
 
 def check_fits(spec: BlueprintSpec, site: Site) -> None:

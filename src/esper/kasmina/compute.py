@@ -41,7 +41,24 @@ def flop_counter() -> FlopCounterMode:
         aten._scaled_dot_product_flash_attention_for_cpu: _of_first(3, sdpa_flop_count),
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_first(4, sdpa_backward_flop_count),
     }
-    return FlopCounterMode(display=False, custom_mapping=formulas)
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    counter.mod_tracker = _OneModule()
+    return counter
+
+
+class _OneModule:
+    """Replacement of torch's module tracker, for totals only.
+
+    Torch's tracker fails without gradients on views of parameters, as in DeBERTa-v2.
+    """
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> None:
+        """Do nothing: no module is tracked."""
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing: no module is tracked."""
 
 
 def _convolution_backward(

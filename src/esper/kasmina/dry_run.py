@@ -1,5 +1,5 @@
 """Forward passes that leave buffers, training modes and random state unchanged, and functions that recompute
-batch-normalisation statistics.
+batch-normalisation statistics or compare outputs before and after a change.
 
 Running statistics from training do not fit a network with a seed switched off: with them the score of that
 network would be too low, and the contribution of the seed would be overestimated.
@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -239,3 +239,60 @@ def recalibrate(model: nn.Module, inputs: Tensor) -> None:
 def kept_statistics(model: nn.Module) -> AbstractContextManager[None]:
     """Restore the batch-normalisation statistics of the model on exit."""
     return kept_buffers(buffer for layer in batch_norms(model) for buffer in layer.buffers())
+
+
+# --- comparison of outputs ----------------------------------------------------------------------------------
+
+
+MERGED_TOLERANCE: Final = (1e-4, 1e-5)
+"""Relative and absolute tolerance for outputs if weights were merged, since a merge changes the order of
+summation; without a merge, outputs must be bit-equal.
+"""
+
+EVAL: Final = "in eval mode"
+"""Start of the names of outputs in evaluation mode."""
+
+Outputs = dict[str, list[Tensor]]
+"""Outputs of a network by mode, such as ``in eval mode with grad``."""
+
+
+def outputs_of(net: nn.Module, sample: Any) -> Outputs:
+    """Return all tensors that ``net`` returns for the sample: in training and evaluation mode, each with and
+    without gradients.
+    """
+    found: Outputs = {}
+    if sample is None:
+        return found
+    for training in (False, True):
+        for grad in (False, True):
+            with untouched(net, training=training), torch.set_grad_enabled(grad):
+                result = [t.detach().clone() for t in tensors_in(call(net, sample))]
+            found[f"in {'train' if training else 'eval'} mode with{'' if grad else 'out'} grad"] = result
+    return found
+
+
+def are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Return whether two lists of tensors are bit-equal; NaN is equal to NaN."""
+    return all(
+        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(some, others, strict=True)
+    )
+
+
+def compare(wanted: Outputs, found: Outputs, slot: str, *, exact: bool) -> None:
+    """Raise HostError if outputs differ: at all or, unless ``exact``, by more than the tolerance.
+
+    Args:
+        wanted: Outputs before the change; ``found`` has the outputs after it.
+        found: Outputs in the same modes, and possibly in others.
+        slot: Name of the slot in the error message.
+        exact: Whether outputs must be bit-equal.
+    """
+    rtol, atol = (0.0, 0.0) if exact else MERGED_TOLERANCE
+    for how, before in wanted.items():
+        try:
+            torch.testing.assert_close(found[how], before, rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            raise HostError(
+                f"slot {slot}: the finished network differs {how} from the one that was trained"
+                f" ({str(error).splitlines()[0]}); nothing was changed"
+            ) from None

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from esper.kasmina.edits import names_width
 from esper.kasmina.optimizer_state import Enlarged, joined
 from esper.kasmina.slot import RESERVED, slots_of
+from esper.kasmina.transaction import names_width
 from esper.kasmina.widening import PairLayers, SharedSize, WidthGraft
 
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.sites import Site
-from esper.leyline.slot_config import SlotConfig
+from esper.leyline.rules import SlotConfig
 
 
 class Host(nn.Module):

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.dry_run import Call, dry_forward
-from esper.kasmina.edits import Argument, BlockContainer, Count, Insertion, is_count, numbers_layers
+from esper.kasmina.edits import Argument, BlockContainer, Count, Insertion, is_count
+from esper.kasmina.transaction import numbers_layers
 from esper.leyline.errors import HostError
 
 

@@ -9,7 +9,8 @@ seed has a separate parameter group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final, Literal
 
@@ -243,17 +244,23 @@ def rates_of(optimizer: Optimizer) -> list[Group]:
     return [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
 
 
-def begin_schedule(optimizer: Optimizer) -> None:
-    """Let the learning-rate schedules of races start from the present rates."""
-    for group in optimizer.param_groups:
-        group["initial_lr"] = deepcopy(group["lr"])
-
-
 def restore_rates(optimizer: Optimizer, rates: Sequence[Group]) -> None:
     """Restore the learning rates that ``rates_of`` returned."""
     for group, before in zip(optimizer.param_groups, rates, strict=True):
         group.pop("initial_lr", None)
         group.update(before)
+
+
+@contextmanager
+def present_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Let the learning-rate schedule of a race inside the context start from the present rates."""
+    rates = rates_of(optimizer)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = deepcopy(group["lr"])
+    try:
+        yield
+    finally:
+        restore_rates(optimizer, rates)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -20,13 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import Heads, causal_attention
-from esper.kasmina.dry_run import untouched
+from esper.kasmina.dry_run import EVAL, Outputs, are_equal, compare, outputs_of, untouched
 from esper.kasmina.enlargement import make_units_permanent
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
-from esper.kasmina.output_comparison import EVAL, Outputs, are_equal, compare, outputs_of
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking

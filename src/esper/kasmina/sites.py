@@ -11,18 +11,18 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, fx, nn
 
-from esper.kasmina.blueprints import Topology
+from esper.kasmina.blueprints import Topology, specs_for
 from esper.kasmina.dry_run import Call, dry_forward, tensors_in, tensors_read
 from esper.kasmina.edits import Insertion
 from esper.kasmina.insertion_search import find_insertion, is_element
-from esper.kasmina.pair_search import find_pair
+from esper.kasmina.pair_search import with_pair
 from esper.kasmina.widening import Pair
 from esper.leyline.errors import HostError, UnknownNameError
 
@@ -34,6 +34,7 @@ _TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {4: "feature_map", 3: "tokens
 
 Holder = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
 """Kind of return value of a submodule: the feature tensor, or a container with it."""
+_UNTRIED: Final = "none of the blueprints that may be planted needs one"
 fx.wrap("replace")
 
 
@@ -103,7 +104,9 @@ class Site:
     """Reason why there is no pair of layers."""
 
 
-def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
+def find_sites(
+    net: nn.Module, slots: str | Sequence[str], sample: Any, blueprints: Collection[str] | None = None
+) -> list[Site]:
     """Return the sites for ``slots``, in the order of the forward pass.
 
     Args:
@@ -111,6 +114,7 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
         slots: Names or globs of submodules, or ``"auto"``. A name ``encoder:hidden`` selects the output with
             name or number ``hidden`` of ``encoder``; a name without suffix selects the first tensor.
         sample: Input that the network is called with.
+        blueprints: Names of the blueprints that may be planted; all unless given.
 
     Raises:
         HostError: A submodule cannot have a slot, or ``slots`` is empty.
@@ -135,8 +139,12 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
                 f"slots {' and '.join(same)} are one place, the output of '{site.path}'; name it once"
             )
     ends = {path: index for index, path in enumerate(by_path)}
-    chosen = [_with_insertion(net, site, by_path[site.path][0], sample) for site in chosen]
-    chosen = [_with_pair(net, site, calls, result, sample) for site in chosen]
+    for index, site in enumerate(chosen):
+        specs = [s for s in specs_for(site.topology) if blueprints is None or s.name in blueprints]
+        if any(spec.copies for spec in specs):
+            chosen[index] = _with_insertion(net, site, by_path[site.path][0], sample)
+        if any(spec.widens for spec in specs):
+            chosen[index] = with_pair(net, chosen[index], calls, result, sample)
     return sorted(chosen, key=lambda site: ends[site.path])
 
 
@@ -148,16 +156,10 @@ def _with_insertion(net: nn.Module, site: Site, found: Call, sample: Any) -> Sit
     try:
         insertion = find_insertion(net, site.path, found, site.output.features, sample)
     except HostError as error:
-        block = None if is_element(net, site.path) else site.block
+        is_block = site.output.holder == "tensor" and _is_block(net.get_submodule(site.path), found)
+        block = site.path if is_block and not is_element(net, site.path) else None
         return replace(site, refusal=str(error), block=block)
-    return replace(site, insertion=insertion, block=site.path)
-
-
-def _with_pair(net: nn.Module, site: Site, calls: Sequence[Call], result: Any, sample: Any) -> Site:
-    """Return the site with the layers between which hidden units can be added, or with the reason against
-    it."""
-    found = find_pair(net, site, calls, result, sample)
-    return replace(site, no_pair=found) if isinstance(found, str) else replace(site, pair=found)
+    return replace(site, insertion=insertion, block=site.path, refusal=None)
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
@@ -196,9 +198,7 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _matches(name: str, glob: str) -> bool:
-    """Return whether a glob matches the path of a submodule, component by component: ``layers.*`` matches
-    only direct children of ``layers``.
-    """
+    """Return whether a glob matches a path component by component: ``layers.*`` matches children only."""
     parts, patterns = name.split("."), glob.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
@@ -238,11 +238,10 @@ def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]
     swap = _swap(net, carrier, by_path) if topology == "tokens" else None
     shape = tuple(features.transpose(*swap).shape if swap else features.shape)
     width = shape[1] if topology == "feature_map" else shape[-1]
-    is_block = output.holder == "tensor" and _is_block(net.get_submodule(carrier), found)
-    block = carrier if is_block else None
     channels_last = topology == "feature_map" and not features.is_contiguous()
     channels_last = channels_last and features.is_contiguous(memory_format=torch.channels_last)
-    return Site(name, carrier, topology, width, shape, output, swap, block, channels_last)
+    known = (name, carrier, topology, width, shape, output, swap)
+    return Site(*known, channels_last=channels_last, refusal=_UNTRIED, no_pair=_UNTRIED)
 
 
 def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:

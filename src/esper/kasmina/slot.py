@@ -240,9 +240,13 @@ class SeedSlot(nn.Module):
     def rebuilt(self, description: Tensor, like: Tensor | None) -> Graft:
         """Return a new graft of the given description with arbitrary weights, not attached; the random state
         is unchanged. A side module gets device and dtype of ``like``.
+
+        Raises:
+            BlueprintError: The blueprint does not fit the slot.
         """
         blueprint, style = described(description)
         spec, rank = blueprint_named(blueprint, self.site.topology), described_rank(description)
+        check_fits(spec, self.site)
         with TorchStream(0):
             graft = self._built(spec, style, like)
             if rank is not None:
