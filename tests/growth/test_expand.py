@@ -289,10 +289,11 @@ def test_original_refuses_if_a_frozen_parameter_was_changed():
     assert len(model.blocks) == 4
 
 
-def test_compiled_model_follows_the_switch_to_the_old_model_and_back():
+@pytest.mark.parametrize("settings", [{"blocks": 2}, {"widen": 4}, {"rank": 4}], ids=str)
+def test_compiled_model_follows_the_switch_to_the_old_model_and_back(settings):
     model = net()
     before = output(model, SAMPLE)
-    expanded = esper.expand(model, sample=SAMPLE, blocks=2)
+    expanded = esper.expand(model, sample=SAMPLE, **settings)
     compiled = torch.compile(model, backend="eager")
     compiled(SAMPLE)
     train(model, optimizer_of(expanded), SAMPLE)

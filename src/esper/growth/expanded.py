@@ -15,7 +15,7 @@ from esper.growth.batch_training import Loss, check_loader, untouched_streams
 from esper.growth.diagnosis_report import Diagnosis
 from esper.growth.expand_report import Arm, Comparison, changes, probes_of, size_of, train_arm, trained_by
 from esper.growth.growth import Growth
-from esper.kasmina.slot import notice_hooks, stop_checking, without_slots
+from esper.kasmina.slot import stop_checking, without_slots
 from esper.kasmina.transaction import uninterrupted
 from esper.leyline.errors import EsperError, UnknownNameError
 
@@ -79,7 +79,6 @@ class Expanded:
         self._sums = {name: _checksum(named[name]) for name in self._flags if request.train == "new"}
         if request.train == "all":
             self._kept |= {name: named[name].detach().cpu().clone() for name in self._flags}
-        self._forwards = {type(module).forward for module in self.model.modules()}
         self._is_original = self._is_finished = False
         EXPANDED.add(self.model)
 
@@ -147,7 +146,6 @@ class Expanded:
                     place.container.remove(block)
             for tensor, value in values if self._is_original is on else ():
                 tensor.copy_(value)
-            notice_hooks(self._forwards)
             self._is_original = not on
 
     def _check_weights(self, tensors: Mapping[str, Tensor]) -> None:
