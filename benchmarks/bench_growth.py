@@ -117,7 +117,7 @@ def bench_inserted_block(name: str, slot: str) -> None:
     growth.finish()
     nets = {"written by hand": by_hand, "grown": grown, "grown and finished": live}
     times = cpu_times(
-        {kind: stepping(net, x) for kind, net in nets.items()}, repeats=3, iterations=ITERATIONS
+        {kind: stepping(net, x) for kind, net in nets.items()}, repeats=2, iterations=2 * ITERATIONS
     )
     assert times["written by hand"] >= LEAST_STEP_MS
     for kind in ("grown", "grown and finished"):

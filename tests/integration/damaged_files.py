@@ -24,7 +24,7 @@ from torch import nn
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.run.grow_directory import CHECKPOINT
+from esper.run.checkpoint_file import CHECKPOINT
 from esper.run.policy_training import train
 from esper.run.train_checkpoint import config_of_run
 from esper.scripts import cli
@@ -146,7 +146,7 @@ def fails(read: Callable[[], object]) -> bool:
 
 KINDS = {
     "telemetry": Kind(("training", "run", "grown"), "telemetry/**/*", read_telemetry),
-    "checkpoint": Kind(("training",), "checkpoints/**/*", read_checkpoint),
+    "checkpoint": Kind(("training",), CHECKPOINT, read_checkpoint),
     "grow checkpoint": Kind(("grown",), CHECKPOINT, read_grow_checkpoint),
     "study": Kind(("study",), "**/*", read_study),
     "network": Kind(("networks",), "**/*", read_networks),

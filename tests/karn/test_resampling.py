@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from esper.karn.resampling import (
     draws_of,
@@ -108,3 +109,25 @@ def test_holm_correction_multiplies_p_values_by_the_number_of_remaining_tests():
     )
     assert math.isnan(found["untested"])
     assert holm({"a": 0.7, "b": 0.6}) == {"a": 1.0, "b": 1.0}
+
+
+# --- comparison with scipy ------------------------------------------------------------------------
+
+
+def test_p_value_over_rng_seeds_and_trainings_is_the_larger_of_two_t_tests_of_scipy():
+    values = np.random.default_rng(0).normal(0.5, 1.0, (4, 12))
+    theirs = [stats.ttest_1samp(values.mean(axis=axis), 0.0).pvalue for axis in (0, 1)]
+    assert p_value(values) == pytest.approx(max(theirs))
+    assert p_value(values[:1]) == pytest.approx(stats.ttest_1samp(values[0], 0.0).pvalue)
+
+
+@pytest.mark.parametrize("size", [5, 12, 30])
+def test_bootstrap_interval_of_a_mean_is_close_to_the_percentile_bootstrap_of_scipy(size: int):
+    values = np.random.default_rng(size).exponential(2.0, size)
+    theirs = stats.bootstrap(
+        (values,), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    found = mean_interval(values[None, :])
+    assert found.value == pytest.approx(values.mean())
+    # Two bootstraps of 10,000 and 20,000 draws differ by their random draws only.
+    assert (found.low, found.high) == pytest.approx(tuple(theirs), abs=0.04 * (theirs.high - theirs.low))

@@ -30,6 +30,7 @@ from esper.leyline.errors import BlueprintError, DataError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("stack", "widen", "conv_light", "conv_heavy"),
+    "volume": ("stack", "conv_small", "conv_light"),
     "tokens": ("stack", "widen", "mlp_small", "attention"),
     "features": ("stack", "widen", "lora", "mlp_small"),
 }
@@ -38,6 +39,8 @@ one."""
 DIAGNOSIS_STEPS: Final = 1_500
 """Largest compute of a diagnosis by default, in training steps of the network."""
 DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
+"""Heats of a diagnosis of at most ``DIAGNOSIS_STEPS``; if more steps are allowed, the last heat is longer in
+proportion."""
 
 
 def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
@@ -67,7 +70,8 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
             ``loss(net(*inputs), target)``, all others as ``loss(net, batch)``.
         val_loader: Validation batches.
         loss: Loss function, called with output and target, or with network and batch.
-        steps: Largest compute of the diagnosis, as a number of training steps of the network.
+        steps: Largest compute of the diagnosis, as a number of training steps of the network. With more than
+            the default the race is longer in proportion, and finds gains that take longer to appear.
         minutes: Largest duration of the diagnosis in minutes.
         slots: Names or globs of the submodules after which seeds are tried, or ``"auto"``.
         blueprints: Names of the blueprints to try; one more block, more hidden units and
@@ -97,8 +101,10 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
     check_cost(cost)
     limit = Limit(60.0 * minutes, steps=steps)
     net = unwrapped(net)
-    costs = StepCosts(cost)
-    with race_of(net, train_loader, val_loader, loss, optimizer, limit, DIAGNOSIS, costs) as race:
+    costs, [*first, last] = StepCosts(cost), DIAGNOSIS.heats
+    longer = round(max(1.0, steps / DIAGNOSIS_STEPS) * last.steps)
+    course = Course((*first, last._replace(steps=longer)))
+    with race_of(net, train_loader, val_loader, loss, optimizer, limit, course, costs) as race:
         sample = inputs_of(race.training[0]) if sample is None else sample
         named = [blueprints] if isinstance(blueprints, str) else blueprints
         tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)

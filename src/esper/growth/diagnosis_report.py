@@ -21,7 +21,11 @@ ERRORS: Final = 2.0
 """Number of standard errors by which the loss must decrease for the decrease to count."""
 LEAST_PER_THOUSAND: Final = 0.04
 """Fraction of the loss by which the loss must decrease for each 1,000 training steps of the control, for the
-decrease to count."""
+decrease to count; a certain decrease may be smaller."""
+CERTAIN: Final = 4.0
+"""Number of standard errors above which a decrease of the loss is certain."""
+LEAST_CERTAIN: Final = 0.003
+"""Fraction of the loss by which the loss must decrease for a certain decrease to count."""
 BEYOND_CONTROL: Final = 0.5
 """Smallest gain of a seed, as a fraction of the gain of longer training, for the verdict *grow*."""
 OVERFITTING: Final = 0.2
@@ -80,8 +84,9 @@ def decide(
     The recommended candidate is the best of the candidates that trained for the most steps. The loss with the
     recommended candidate must be below the loss of the diagnosed network and below that of the control, by
     more than ``ERRORS`` standard errors and by more than a threshold: the fraction ``LEAST_PER_THOUSAND`` of
-    the loss, in proportion to the training ``steps`` of the control. If longer training also lowers the loss,
-    the gain of the seed must be at least the share ``BEYOND_CONTROL`` of the gain of longer training.
+    the loss, in proportion to the training ``steps`` of the control, or ``LEAST_CERTAIN`` of it if the
+    decrease is more than ``CERTAIN`` standard errors. If longer training also lowers the loss, the gain of
+    the seed must be at least the share ``BEYOND_CONTROL`` of the gain of longer training.
     """
     ran = [(-row.steps, row.change.mean, row) for row in rows if row.change and row.beyond]
     if not ran:
@@ -90,22 +95,27 @@ def decide(
     assert best.change is not None
     assert best.beyond is not None
     least = LEAST_PER_THOUSAND * steps / 1000 * abs(loss)
-    longer = -control.mean if control is not None and _is_clear(control, least) else 0.0
-    is_better = _is_clear(best.change, least) and _is_clear(best.beyond, least)
+
+    def counts(change: Paired) -> bool:
+        """Return whether the loss decreases by enough; False if the standard error is unknown."""
+        gain, error = -change.mean, change.error
+        is_certain = gain > CERTAIN * error and gain > LEAST_CERTAIN * abs(loss)
+        return is_certain or (gain > ERRORS * error and gain > least)
+
+    longer = -control.mean if control is not None and counts(control) else 0.0
+    is_better = counts(best.change) and counts(best.beyond)
     if is_better and -best.beyond.mean >= BEYOND_CONTROL * longer:
         return "grow", best, "a seed there lowers the validation loss by more than training longer does"
     if longer:
         return "train longer first", None, "training longer lowers the loss, and no seed by clearly more"
     if any(_could_be_clear(change, least) for change in (best.beyond, control) if change):
         return "unclear", None, "the error is too large to tell: allow more validation data"
-    counts = f"by {significant(least)}, which would count after {steps} steps"
-    return "nowhere", None, f"neither a seed nor training longer lowers the validation loss {counts}"
-
-
-def _is_clear(change: Paired, least: float) -> bool:
-    """Return whether the loss decreases by more than ``least`` and by more than its standard error allows;
-    False if the standard error is unknown."""
-    return -change.mean > least and -change.mean > ERRORS * change.error
+    return (
+        "nowhere",
+        None,
+        f"neither a seed nor training longer lowers the validation loss by {significant(least)} in {steps}"
+        " steps; slower gains need more steps to be seen",
+    )
 
 
 def _could_be_clear(change: Paired, least: float) -> bool:

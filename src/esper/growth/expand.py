@@ -14,8 +14,8 @@ from esper.growth.expand_report import size_of
 from esper.growth.expanded import EXPANDED, Expanded, Request
 from esper.growth.growth import Growth
 from esper.growth.torch_wrappers import unwrapped
-from esper.kasmina.blueprints.layers import NewUnits
 from esper.kasmina.blueprints.tokens import low_rank
+from esper.kasmina.blueprints.widen import NewUnits
 from esper.kasmina.dry_run import dry_forward
 from esper.kasmina.graft import description_of
 from esper.kasmina.insertion_search import are_equal
@@ -91,7 +91,9 @@ def expand(
     if needed:
         race |= {"slots": places_of(model, kind, "all", 1, sample), "blueprints": [BLUEPRINTS[kind]]}
         diagnosis = diagnose(model, **race, sample=sample)
-        named = [row.place for row in diagnosis.rows[:wanted]]
+        named = [row.place for row in diagnosis.rows if row.steps][:wanted]
+        if len(named) < wanted:
+            raise EsperError(f"the race compared {len(named)} places, {wanted} are needed; allow more steps=")
     slots = places_of(model, kind, named, wanted, sample)
     request = Request(kind, size, train, sample)
     with Transaction([model]) as change:

@@ -75,6 +75,7 @@ RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 """Settings of a race inside ``esper.grow``: two heats."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("stack", "widen", "conv_light"),
+    "volume": ("stack", "conv_light"),
     "tokens": ("stack", "widen", "mlp_small", "attention"),
     "features": ("stack", "widen", "mlp_small"),
 }

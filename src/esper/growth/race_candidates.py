@@ -12,7 +12,7 @@ from torch import nn
 
 from esper.growth.race import LEAST_STEPS, MEASURING, PARTS, RACE, RACED_BLUEPRINTS, VALIDATION_SAMPLES
 from esper.growth.race_runners import LEAST_PARTS, Blueprints, Candidate
-from esper.kasmina.birth import captured_call, fits, zero_outputs
+from esper.kasmina.birth import captured_call, is_offered, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
 from esper.kasmina.compute import call_flops, count_part, count_units, forward_flops
 from esper.kasmina.graft import BlockGraft, SideGraft
@@ -50,16 +50,16 @@ def candidates_at(
         (site, blueprint_named(name, site.topology)) for site in sites for name in blueprints[site.topology]
     ]
     for site, spec in specs:
-        if not _is_compatible(host, site, spec):
+        if not (is_offered(spec, site) and _is_compatible(host, site, spec)):
             continue
         if spec.copies and site.insertion is not None:
             found += _block_at(host, host_flops, site, spec, sample)
         elif spec.widens and site.pair is not None and site.pair.first not in pairs:
             pairs.add(site.pair.first)  # Slots at a block and at a layer of it can have the same pair.
             found.append(_units_at(host, host_flops, site, spec))
-        elif not (spec.copies or spec.widens) and fits(spec, site):
+        elif not (spec.copies or spec.widens):
             graft = SideGraft(site, spec, Style.LINEAR_ADD, None)
-            flops = count_part(graft, site.shape[1:]).forward
+            flops = round(site.times * count_part(graft, site.shape[1:]).forward)
             found.append(Candidate(site, spec.name, graft.to(like), flops, flops / host_flops))
     return found
 
@@ -86,14 +86,14 @@ def _block_at(
 ) -> list[Candidate]:
     """Return a copy of the block at ``site`` as a candidate; nothing if the copy cannot start without
     effect."""
-    source = place_in(host, site).module
+    source = place_in(host, site).block
     graft = BlockGraft(site, spec, Style.LINEAR_ADD, without_slots(source).requires_grad_(True))
     called = captured_call(host, source, sample)
     try:
         zero_outputs(graft.seed, called, graft.argument, site.output.features)
     except BlueprintError:
         return []
-    share = call_flops(graft.seed, called) / forward_flops(host, sample)
+    share = site.times * call_flops(graft.seed, called) / forward_flops(host, sample)
     return [Candidate(site, spec.name, graft, round(share * host_flops), share)]
 
 

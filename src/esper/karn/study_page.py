@@ -203,8 +203,8 @@ def draw_compute(found: StudyNumbers) -> Picture:
     static = [losses[arm.name] for arm in found.arms if arm.is_static]
     return Picture(
         _over_compute("Test loss by compute", found, losses, np.min(static, axis=0) if static else None),
-        ["arm", *found.compute],
-        [[name, *_numbers("{:.3f}", values)] for name, values in losses.items()],
+        [],
+        [],
         "Test loss of the network that a run with so much compute ends with, mean over rng seeds. Thin:"
         " static sizes. Dotted: the best of them at each mark. Thick: all other arms.",
     )
@@ -215,8 +215,8 @@ def draw_regret(found: StudyNumbers) -> Picture:
     regrets = {name: 100.0 * regret(above) for name, above in found.excesses().items()}
     return Picture(
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
-        ["arm", *found.compute],
-        [[name, *_numbers("{:.1f}", values)] for name, values in regrets.items()],
+        [],
+        [],
         "Per cent above the static size that was best at each mark, the dotted line.",
     )
 
@@ -247,11 +247,8 @@ def draw_parameters(found: StudyNumbers) -> Picture:
     labels = {params: notation.count(params) for params, _ in sorted(ends.values()) if not math.isnan(params)}
     return Picture(
         draw_curves("Test loss by parameters", "parameters", labels, [*joined, *curves]),
-        ["arm", "parameters", "test loss"],
-        [
-            [name, _number("{:,.0f}", params), _number("{:.3f}", loss)]
-            for name, (params, loss) in ends.items()
-        ],
+        [],
+        [],
         f"Networks that cost {found.compute[-1]} to train. Line: static sizes.",
     )
 

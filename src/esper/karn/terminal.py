@@ -19,7 +19,7 @@ from rich.segment import SegmentLines
 from rich.text import Text
 
 from esper.files.row_files import TELEMETRY
-from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
+from esper.karn.log_lines import Stamp, first_lines, line_of, log, logged_rows, stamp_of
 from esper.karn.run import Run, open_run
 from esper.karn.runs import progress
 from esper.karn.screen import screen
@@ -77,7 +77,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self.error: EsperError | OSError | None = None
         """Reason why the terminal view stopped; the run itself may continue."""
         if skip_past and (run := self._begun()) is not None:
-            self._seen = stamps(run)
+            self._seen = set(map(stamp_of, logged_rows(run)))
         self._live: Live | None = None
         if can_draw(console):
             self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=DRAWS_PER_SECOND)
@@ -156,7 +156,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         lines = first_lines(run.row) if self._seen is None else []
         self._seen = self._seen or set()
         entries = log(run, self._seen)
-        self._seen.update(entry.stamp for entry in entries)
+        self._seen.update(stamp_of(entry.row) for entry in entries)
         updates = [entry for entry in entries if isinstance(entry.row, UpdateRow)]
         for entry in entries:
             # The estimated remaining time is shown only in the log line of the last iteration.

@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.graft import BlockGraft, described, description_of
+from esper.kasmina.graft import BlockGraft
+from esper.kasmina.seed_description import described, description_of
 from esper.kasmina.slot import slots_of
 
 NOTE: Final = "esper_blocks"

@@ -10,9 +10,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -124,21 +123,32 @@ def exact_float32() -> Iterator[None]:
             setattr(owner, name, setting)
 
 
-def dry_forward(net: nn.Module, sample: Any, *, training: bool = False) -> tuple[list[Call], Any]:
+def dry_forward(
+    net: nn.Module, sample: Any, *, training: bool = False, change: Callable[[str, Any], Any] | None = None
+) -> tuple[list[Call], Any]:
     """Run ``net`` once; return its output, and the calls of its submodules in the order in which the calls
     end.
+
+    Args:
+        net: Network to run.
+        sample: Input that the network is called with.
+        training: Whether the network runs in training mode.
+        change: Function of path and output of a submodule that returns the output to continue with; with such
+            a function, the forward pass records a graph of gradients.
     """
     calls: list[Call] = []
     handles = []
     for path, module in net.named_modules():
         if path:
 
-            def look(_m: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-                calls.append(Call(path, args, kwargs, output))
+            def look(_m: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> Any:
+                changed = output if change is None else change(path, output)
+                calls.append(Call(path, args, kwargs, changed))
+                return changed
 
             handles.append(module.register_forward_hook(look, with_kwargs=True))
     try:
-        with untouched(net, training=training), layer_by_layer(), torch.no_grad():
+        with untouched(net, training=training), layer_by_layer(), torch.set_grad_enabled(change is not None):
             result = call(net, sample)
     except HostError:
         raise
@@ -177,20 +187,6 @@ def tensors_in(tree: Any) -> list[Tensor]:
     if dataclasses.is_dataclass(tree):
         return tensors_in([getattr(tree, field.name) for field in dataclasses.fields(tree)])
     return []
-
-
-def tensors_read(calls: Iterable[Sequence[Call]]) -> set[int]:
-    """Return the ids of the tensors that a module reads without handing them on, as ``Identity`` does.
-
-    Args:
-        calls: Recorded calls of each module.
-    """
-    return {
-        id(tensor)
-        for each in chain.from_iterable(calls)
-        for tensor in tensors_in([each.args, each.kwargs])
-        if not any(tensor is other for other in tensors_in(each.output))
-    }
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:

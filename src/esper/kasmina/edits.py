@@ -91,8 +91,8 @@ class BlockContainer:
         self._configs = list({id(config): config for config in configs}.values())
 
     def position(self, block: nn.Module) -> int:
-        """Return the index of ``block`` in the container."""
-        return next(i for i, other in enumerate(self.blocks) if other is block)
+        """Return the index of the element of the container that is or contains ``block``."""
+        return next(i for i, other in enumerate(self.blocks) if any(m is block for m in other.modules()))
 
     def insert(self, before: nn.Module, block: nn.Module) -> None:
         """Insert ``block`` behind the block ``before`` and count it."""

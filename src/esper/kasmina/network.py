@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle, network_state
-from esper.kasmina.birth import captured_call, fits, zero_outputs
+from esper.kasmina.birth import captured_call, is_offered, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
-from esper.kasmina.graft import Graft, Participation, SideGraft, described
+from esper.kasmina.graft import Graft, Participation, SideGraft
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import described
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach, check_compatible
 from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed
@@ -191,7 +192,7 @@ class MorphogeneticModel(nn.Module):
             (index, names.index(spec.name))
             for index, slot in enumerate(self.slots)
             for spec in specs_for(slot.site.topology)
-            if fits(spec, slot.site) and (not allowed or spec.name in allowed)
+            if is_offered(spec, slot.site) and (not allowed or spec.name in allowed)
         }
         chosen = tuple(sorted({blueprint for _, blueprint in fitting if blueprint < NUM_BLUEPRINTS}))
         unfit = frozenset((i, b) for i in range(len(self.slots)) for b in chosen if (i, b) not in fitting)

@@ -14,13 +14,14 @@ from torch import nn
 from esper.files.atomic_write import write_durably
 from esper.kasmina.block_notes import weights_of
 from esper.kasmina.edits import Insertion
+from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import BlockGraft
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.plain import finish
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.sites import Output, Site
-from esper.kasmina.slot import SeedSlot, attach
+from esper.kasmina.sites import Site
+from esper.kasmina.slot import SeedSlot, attach, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.kasmina.widening import Pair, WidthGraft
 from esper.leyline.errors import EsperError, HostError
@@ -114,6 +115,7 @@ def load(path: Path | str, *, base: nn.Module | None = None) -> nn.Module:
             attach(base, slots)
             for slot in slots:
                 slot.match(blocks.get(slot.site.name), None)
+            stop_checking(base)  # A state of other blocks is refused below, in the words of torch.
             base.load_state_dict(state)
             finish(base)
     except EsperError:

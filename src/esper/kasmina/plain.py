@@ -11,23 +11,24 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils.hooks import RemovableHandle
 
+from esper.kasmina.auto_sites import GROWN
 from esper.kasmina.blueprints import Mirrored
-from esper.kasmina.blueprints.tokens import Heads, causal_attention
+from esper.kasmina.blueprints.tokens import Heads, dense_attention
 from esper.kasmina.dry_run import EVAL, Outputs, are_equal, compare, outputs_of, untouched
 from esper.kasmina.enlargement import make_units_permanent
+from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, Stage
@@ -134,7 +135,7 @@ def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
             _replace(submodule, slot, graph_of(slot.graft, slot.site.output))
         except EsperError:
             untraced.append(slot.site.name)
-            _replace(submodule, slot, _Hook(slot.graft, slot.site.output))
+            _replace(submodule, slot, _hook_of(slot.graft, slot.site.output))
     stop_checking(net)
     notice_hooks()
     return untraced
@@ -264,6 +265,18 @@ class _Hook(nn.Module):
         return self.where.replaced(output, grown.transpose(*self.swap) if self.swap else grown)
 
 
+class _MaskedHook(_Hook):
+    """Forward hook that runs a seed which does not attend to padding; it gets keyword arguments, too."""
+
+    def __init__(self, graft: SideGraft, where: Output) -> None:
+        super().__init__(graft, where)
+        self.showing = graft.showing
+
+    def forward(self, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:  # type: ignore[override]
+        with self.showing(args, kwargs, self.where.features(output)):
+            return super().forward(_module, args, output)
+
+
 class _BlockHook(nn.Module):
     """Forward hook that blends the output of a block with its input, in operations that ``torch.fx`` can
     trace."""
@@ -281,6 +294,8 @@ class _BlockHook(nn.Module):
         return self.where.replaced(output, h + self.alpha.to(h.dtype) * (features - h))
 
 
+_MOST_ARGUMENTS: Final = 32
+"""Number of arguments, all None, of a submodule whose seed is compared without a mask."""
 _TRACING: Final = threading.Lock()
 """Lock held while a tracer of ``torch.fx`` replaces methods of ``nn.Module``, which affects all threads."""
 
@@ -304,13 +319,19 @@ class _Tracer(fx.Tracer):
         return not any(base.__module__.split(".")[0] == "esper" for base in bases)
 
 
+def _hook_of(graft: Graft, where: Output) -> nn.Module:
+    if isinstance(graft, BlockGraft):
+        return _BlockHook(graft)
+    return _MaskedHook(graft, where) if isinstance(graft, SideGraft) and graft.mask else _Hook(graft, where)
+
+
 def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
     """Return a graph of torch modules that is a forward hook and shares the parameters of the seed.
 
     The arguments of the hook are module, positional arguments and output; for an inserted block also keyword
     arguments.
     """
-    hook = _BlockHook(graft) if isinstance(graft, BlockGraft) else _Hook(graft, where)
+    hook = _hook_of(graft, where)
     try:
         with _TRACING, _plain_attention(graft):
             graph = _Tracer().trace(hook)
@@ -331,7 +352,7 @@ def _plain_attention(graft: Graft) -> Iterator[None]:
     tensors and cannot be traced."""
     heads = [(m, m.attend) for m in graft.modules() if isinstance(m, Heads)]
     for module, _ in heads:
-        module.attend = causal_attention
+        module.attend = dense_attention
     try:
         yield
     finally:
@@ -348,14 +369,16 @@ def _compare_seed(slot: SeedSlot) -> None:
     graft = slot.held
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)
+    assert isinstance(graft, SideGraft)
     graph = graph_of(graft, Output("tensor"))
+    args, kwargs = (None,) * _MOST_ARGUMENTS, [dict[str, Any]()] if graft.mask else []
     mode, part = graft.training, graft.participation
     for training in (False, True):
         with untouched(graft, training=training), torch.no_grad():
-            with TorchStream(0):
+            with TorchStream(0), graft.showing(args, {}, h) if graft.mask else nullcontext():
                 wanted = graft(h) if part.active else h
             with TorchStream(0):
-                found = graph.train(training)(None, None, h)
+                found = graph.train(training)(None, args, *kwargs, h)
         if not torch.equal(found.nan_to_num(), wanted.nan_to_num()):
             raise HostError(
                 f"slot {slot.site.name}: the graph of its seed differs from the seed that was trained;"

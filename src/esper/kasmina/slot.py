@@ -20,21 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina.birth import check_birth, check_fits, refusals
+from esper.kasmina.birth import MASK_WARNING, check_birth, check_fits, refusals
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.kasmina.blueprints.tokens import MIXING
 from esper.kasmina.edits import BlockContainer
-from esper.kasmina.graft import (
-    BlockGraft,
-    Graft,
-    Handles,
-    Participation,
-    SideGraft,
-    described,
-    described_rank,
-)
+from esper.kasmina.graft import BlockGraft, Graft, Handles, Participation, SideGraft
 from esper.kasmina.low_rank import extend, new_extensions
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import described, described_causality, described_rank
 from esper.kasmina.sites import Site
 from esper.kasmina.widening import PairLayers, WidthGraft
 from esper.leyline import GrowthWarning, HostError, SlotError, Style
@@ -45,14 +39,19 @@ RESERVED: Final = SEED_NAME
 
 
 class Place(NamedTuple):
-    """Submodule of a network that has a slot, the container of blocks that it is in, and layers that can be
-    widened."""
+    """Submodule of a network that has a slot, the container of its blocks, and layers that can be widened."""
 
     module: nn.Module
     container: BlockContainer | None
     """Container into which copied blocks are inserted; None if copied blocks become side modules."""
     layers: PairLayers | None
     """Layers between which hidden units are added; None if there are none."""
+
+    @property
+    def block(self) -> nn.Module:
+        """Block behind which a copy is inserted; the place must have a container."""
+        assert self.container is not None
+        return self.container.blocks[self.container.position(self.module)]
 
     @classmethod
     def of(cls, net: nn.Module, site: Site) -> Place:
@@ -66,8 +65,7 @@ class Place(NamedTuple):
 
 
 class SeedSlot(nn.Module):
-    """Slot, which can hold one seed; the seed changes the output of the submodule that has the slot as a
-    child.
+    """Slot, which can hold one seed; the seed changes the output of the slot's parent.
 
     Args:
         site: Position of the slot in the network.
@@ -146,6 +144,8 @@ class SeedSlot(nn.Module):
             raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
         spec = blueprint_named(blueprint, self.site.topology)
         check_fits(spec, self.site)
+        if spec.name in MIXING and self.site.hides_mask:
+            GrowthWarning.issue(MASK_WARNING.format(spec.name, self.site.name))
         sample = self.sample_features(like, as_they_are=spec.copies)
         with self._restored_on_error(), self.draws():
             with refusals(spec, sample):
@@ -248,13 +248,18 @@ class SeedSlot(nn.Module):
         spec, rank = blueprint_named(blueprint, self.site.topology), described_rank(description)
         check_fits(spec, self.site)
         with TorchStream(0):
-            graft = self._built(spec, style, like)
+            graft = self._built(spec, style, like, is_causal=described_causality(description))
             if rank is not None:
                 extend(graft, new_extensions(graft.seed, rank))
         return graft
 
     def _built(
-        self, spec: BlueprintSpec, style: int, like: Tensor | None, block: nn.Module | None = None
+        self,
+        spec: BlueprintSpec,
+        style: int,
+        like: Tensor | None,
+        block: nn.Module | None = None,
+        is_causal: bool | None = None,
     ) -> Graft:
         source = block if block is not None else next(iter(self.block), None)
         copied = without_slots(source) if spec.copies and source is not None else None
@@ -264,7 +269,7 @@ class SeedSlot(nn.Module):
         if spec.widens and self.place.layers is not None:
             return WidthGraft(self.site, spec, style, self.place.layers).requires_grad_(True)
         assert like is not None
-        graft = SideGraft(self.site, spec, style, copied).to(like).requires_grad_(True)
+        graft = SideGraft(self.site, spec, style, copied, is_causal).to(like).requires_grad_(True)
         if self.site.channels_last:
             graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
         return graft
@@ -359,18 +364,21 @@ def stop_checking(net: nn.Module) -> None:
 
 def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Raise HostError before a state dict with another number of blocks is loaded."""
-    for path, slot in slots_of(net).items():
-        container = path.rpartition(".")[0]
-        inside = f"{prefix}{container}." if container else prefix
-        saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
-        if slot.place.container is None or not saved:
+    for slot in slots_of(net).values():
+        if slot.place.container is None:
             continue
         blocks = slot.place.container.blocks
+        container = next(path for path, module in net.named_modules() if module is blocks)
+        inside = f"{prefix}{container}." if container else prefix
+        saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
+        if not saved:
+            continue
         own = {name for name, block in blocks.named_children() if block.state_dict()}
         if saved != own:
             raise HostError(
-                f"the state has {len(saved)} blocks in '{inside[:-1]}', and this network has {len(own)}; load"
-                " the state of its Growth first, growth.load_state_dict(...), or finish the growth"
+                f"the state has {len(saved)} blocks in '{container or type(net).__name__}', and this network"
+                f" has {len(own)}; load the state of its Growth first, growth.load_state_dict(...), or finish"
+                " the growth"
             )
 
 

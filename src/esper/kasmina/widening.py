@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import BlueprintSpec
-from esper.kasmina.blueprints.layers import NewUnits
+from esper.kasmina.blueprints.widen import NewUnits
 from esper.kasmina.edits import BlockContainer
 from esper.kasmina.graft import Graft, Handles
 

@@ -1,8 +1,9 @@
 """Blueprints; importing this package registers the built-in blueprints."""
 
 from esper.kasmina.blueprints import conv as _conv  # noqa: F401  registers on import
-from esper.kasmina.blueprints import layers as _layers  # noqa: F401
+from esper.kasmina.blueprints import stack as _stack  # noqa: F401
 from esper.kasmina.blueprints import tokens as _tokens  # noqa: F401
+from esper.kasmina.blueprints import widen as _widen  # noqa: F401
 from esper.kasmina.blueprints.registry import BlueprintSpec as BlueprintSpec
 from esper.kasmina.blueprints.registry import Mirrored as Mirrored
 from esper.kasmina.blueprints.registry import Topology as Topology

@@ -23,10 +23,15 @@ from esper.leyline.factored_actions import (
     BlueprintAction,
 )
 
-Topology = Literal["feature_map", "tokens", "features"]
+Topology = Literal["feature_map", "tokens", "features", "volume"]
 Builder = TypeVar("Builder", bound=Callable[[Any], nn.Module])
 
-_BUILT_IN = {"feature_map": CNN_BLUEPRINTS, "tokens": TRANSFORMER_BLUEPRINTS, "features": FEATURE_BLUEPRINTS}
+_BUILT_IN = {
+    "feature_map": CNN_BLUEPRINTS,
+    "tokens": TRANSFORMER_BLUEPRINTS,
+    "features": FEATURE_BLUEPRINTS,
+    "volume": CNN_BLUEPRINTS,
+}
 
 
 @dataclass(frozen=True, slots=True)

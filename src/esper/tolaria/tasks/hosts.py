@@ -8,11 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.blueprints.tokens import HEADS, Heads
+from esper.kasmina.blueprints.tokens import HEADS, Heads, dense_attention
 from esper.kasmina.host import Host
 from esper.kasmina.hosts.transformer import Block
 from esper.leyline.errors import HostError
@@ -103,7 +102,7 @@ class ViTBlock(Block):
 
     def __init__(self, width: int) -> None:
         super().__init__(width, HEADS, 4 * width, 0.0)
-        self.attention.heads = Heads(HEADS, F.scaled_dot_product_attention)
+        self.attention.heads = Heads(HEADS, dense_attention, is_causal=False)
 
 
 class MeanHead(nn.Module):
@@ -122,7 +121,7 @@ class ViTHost(SeriesHost):
     """Small vision transformer with patches of 7×7 pixels and four attention heads."""
 
     topology: Topology = "tokens"
-    block_kind = ViTBlock
+    block_kind, is_causal = ViTBlock, False
 
     def _parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Any:
         return [Patches(width, input_shape)], lambda: ViTBlock(width), [MeanHead(width, classes)]

@@ -1,9 +1,4 @@
-"""Blueprints that are built from layers of the network: ``widen`` adds hidden units between two layers, for
-growth in width; ``stack`` copies a block, for growth in depth.
-
-A ``stack`` seed starts with the trained weights of the copied block (progressive stacking, Gong et al. 2019;
-G_stack, Du et al. 2024). Unlike all other seeds, a copied block has a non-zero delta at birth.
-"""
+"""Blueprint ``widen``, which adds hidden units between two layers of the network: growth in width."""
 
 from __future__ import annotations
 
@@ -94,22 +89,3 @@ def _normalisation(like: nn.BatchNorm1d | nn.BatchNorm2d, count: int) -> nn.Modu
 
 def _root_mean_square(weight: Tensor) -> float:
     return float(weight.detach().float().square().mean().sqrt())
-
-
-# --- depth --------------------------------------------------------------------------------------------------
-
-
-@register_blueprint("stack", topology="feature_map", copies=True)
-@register_blueprint("stack", topology="tokens", copies=True)
-@register_blueprint("stack", topology="features", copies=True)
-class Stack(nn.Module):
-    """Seed with delta block(h) − h: at alpha 1 the features are block(h), as in a network with one more
-    block."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, h: Tensor) -> Tensor:
-        out: Tensor = self.block(h)
-        return out - h
