@@ -259,11 +259,11 @@ class Study:
             return [get(row) for row in sorted(rows, key=lambda r: r["rng_seed"]) if row["arm"] == arm]
 
         def shown(found: Any, form: str = ".3f") -> str:
-            return f"{found.mean:{form}} ± {found.half_width:.3f}"
+            return f"{found.mean:{form}} ± {found.margin:.3f}"
 
         first = next(iter(ARMS))
         before = [estimate(of(first, lambda row, key=key: row[key])) for key in ("new_before", "old_before")]
-        seeds = f"{before[0].size} test rng seeds"
+        seeds = f"{len({row['rng_seed'] for row in rows})} test rng seeds"
         lines = [
             "",
             f"**{pair[0]} → {pair[1]}, base {base}** ({BASES[base]} steps), {seeds}: before, new"
