@@ -124,7 +124,7 @@ def test_twin_scores_in_epoch_rows_equal_the_scores_of_a_run_with_the_off_contro
 
 
 def test_network_saved_by_the_run_command_has_the_validation_score_of_the_episode_row(finished: Path) -> None:
-    network = load(finished / "heuristic" / "model" / "episode-0.pt").eval()
+    network = load(finished / "heuristic" / "model" / "episode-0.safetensors").eval()
     task = task_named("digits_impaired")
     splits = task.load(EpisodeStreams(0, 0, 0).generator("split"))
     with torch.inference_mode():
