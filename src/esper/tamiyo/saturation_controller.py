@@ -27,8 +27,8 @@ EVALUATION: Final = HeuristicSettings()
 SATURATED_SHARE: Final = 0.05
 """A seed is planted if the next doubling of compute is expected to add less than 0.05 of all progress so far.
 
-A sound MLP reaches 0.3 after 11 epochs, long before the end of its progress, and 0.05 after about 60 epochs; networks
-that are too small reach 0.05 after 9 to 12 epochs (ADR 0058).
+A sound MLP reaches 0.3 after 11 epochs, long before the end of its progress, and 0.05 after 60 epochs;
+networks that are too small reach 0.05 after 9 to 12 epochs (ADR 0058).
 """
 LEAST_EPOCHS: Final = 5
 """Smallest number of epochs to which a slope of the metric is fitted, counted from the last planting."""
