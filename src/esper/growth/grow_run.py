@@ -22,9 +22,9 @@ from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
 from esper.growth.race_forecast import candidate_sizes, least_race_flops
 from esper.growth.race_runners import Limit, adopt
+from esper.kasmina.birth import Births
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
-from esper.kasmina.network import Births
 from esper.kasmina.optimizer_groups import begin_schedule, rates_of, restore_rates
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 

@@ -15,12 +15,13 @@ from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.kasmina import lifecycle, plain
 from esper.kasmina.actuator import settle
+from esper.kasmina.birth import Births
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.dry_run import call_order
 from esper.kasmina.health import statistics_of, tensor_norms
 from esper.kasmina.incubation import shadow_loss_of
-from esper.kasmina.network import Births, MorphogeneticModel
+from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import check_modes, find_sites
