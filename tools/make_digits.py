@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 
 TASKS = Path(__file__).resolve().parents[1] / "src" / "esper" / "tolaria" / "tasks"
 ARCHIVE = TASKS / "digits.npz"
@@ -33,6 +32,8 @@ def read_digits() -> dict[str, NDArray[np.uint8]]:
     """Return uint8 arrays `images` [image, row, column] with values 0 to 16, and `labels` [image], for 1,797
     images.
     """
+    from sklearn.datasets import load_digits  # noqa: PLC0415  an optional dependency
+
     source = load_digits()
     arrays = {"images": source.images.astype(np.uint8), "labels": source.target.astype(np.uint8)}
     if not np.array_equal(arrays["images"], source.images):
@@ -47,15 +48,16 @@ def encode_member(array: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-def pack(members: dict[str, bytes]) -> bytes:
+def pack(members: dict[str, bytes], *, compressed: bool = True) -> bytes:
     """Return an .npz archive whose bytes depend only on its members."""
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", compression=zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    method = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
+    with zipfile.ZipFile(buffer, "w", compression=method, compresslevel=9) as archive:
         for name, payload in members.items():
             entry = zipfile.ZipInfo(name, date_time=EARLIEST_ZIP_DATE)
             entry.create_system = UNIX
             entry.external_attr = READABLE_FILE
-            archive.writestr(entry, payload, compress_type=zipfile.ZIP_DEFLATED, compresslevel=9)
+            archive.writestr(entry, payload, compress_type=method, compresslevel=9)
     return buffer.getvalue()
 
 

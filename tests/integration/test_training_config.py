@@ -16,7 +16,7 @@ from esper.run.policy_training import train
 from esper.run.run_config import PRESETS, ConfigError, TrainingConfig, checked, training_config
 from esper.run.train_checkpoint import config_of_run
 from esper.simic.rewards.families import FamilyName
-from esper.tolaria.tasks import TASKS
+from esper.tolaria.tasks import DATA_TASKS, TASKS
 from tests.integration.training import TIMES, after_iterations
 from tests.tolaria.building import tiny_task
 
@@ -164,7 +164,17 @@ IN_ONE_ITERATION = set(SETTINGS) - set(ALONE) - set(FIRST_ITERATION_SAME) - set(
 
 
 def test_every_key_of_the_training_configuration_has_a_test_value() -> None:
-    assert set(SETTINGS) == set(TrainingConfig.model_fields)
+    assert {*SETTINGS, "data"} == set(TrainingConfig.model_fields)
+
+
+def test_data_is_read_by_the_task_that_takes_data(
+    base_of_one_iteration: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(DATA_TASKS, "named", lambda data: TASKS[data.name])
+    settings = {**BASE, "iterations": 1, "task": "named"}
+    same = run(tmp_path / "run", {**settings, "data": "tiny"})
+    assert same.differences(base_of_one_iteration) == set()
+    assert run(tmp_path / "run2", {**settings, "data": "other"}).differences(base_of_one_iteration)
 
 
 def test_training_with_the_same_settings_gives_the_same_update_rows(base: Run, tmp_path: Path) -> None:

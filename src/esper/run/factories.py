@@ -40,7 +40,7 @@ def build_task(config: RunConfig) -> TaskSpec:
 def preset_of(config: RunConfig | TrainingConfig, slots: int | None) -> TaskSpec:
     """Return the task that a configuration names, with the settings that ``esper run`` and ``esper train``
     share."""
-    task = task_named(config.task)
+    task = task_named(config.task, config.data)
     if slots is not None:
         task = task.with_slots(slots)
     rules = replace(task.rules, auto_forward=config.auto_forward)

@@ -37,6 +37,8 @@ class EvaluationConfig(Settings, Hardware):
     Task, slots, steps and rent default to those of the policy's training.
     """
 
+    data: Path | None = None
+    """File of the task text_scaling, or folder of the task image_scaling."""
     task: TaskName = "digits_impaired"
     """Task: a preset, or package.module:function that returns a task."""
     slots: int | None = Field(None, ge=1, le=MOST_SLOTS)
@@ -89,7 +91,7 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
     config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
     length = {"steps": config.steps} if config.budget is None else {"budget": config.budget}
-    shared: dict[str, object] = {"task": config.task, **length, "amp": config.amp}
+    shared: dict[str, object] = {"data": config.data, "task": config.task, **length, "amp": config.amp}
     shared |= {"auto_forward": config.auto_forward, "slots": (str(config.slots),) if config.slots else ()}
     task = build_task(run_config(**shared))
     check_capacity(task.num_slots, policy.num_slots)

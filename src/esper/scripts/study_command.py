@@ -20,6 +20,8 @@ class StudyFlags(Settings):
 
     out: Path | None = None
     """Folder of the study; runs/NAME unless given."""
+    data: Path | None = None
+    """File of the task text_scaling, or folder of image_scaling; the data of the study file unless given."""
     processes: int = Field(os.cpu_count() or 1, ge=1, le=1000)
     """Number of processes, with one thread each, that run the study."""
 
@@ -31,5 +33,5 @@ def study_command(args: Sequence[str]) -> None:
 
     file = Path(words[0])
     out = flags.out or Path("runs") / file.stem
-    run_study(file, out, flags.processes, notify, print)
+    run_study(file, out, flags.processes, notify, print, flags.data)
     print(f"study saved in {printable(str(out))} (table.md, study.html, answers.parquet)")

@@ -8,9 +8,18 @@ of its configuration file.
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    model_validator,
+)
 
 from esper.leyline import NUM_HEADS, Detail, EsperError
 from esper.leyline.thresholds import DEFAULT_TARGET_KL
@@ -30,11 +39,11 @@ def _collected() -> Iterator[None]:
         raise ValueError(str(error)) from None
 
 
-def _known_task(name: str) -> str:
+def _known_task(name: str, others: ValidationInfo) -> str:
     from esper.tolaria.tasks import task_named  # noqa: PLC0415  The module loads torch, which --help does not need.
 
     with _collected():
-        task_named(name)
+        task_named(name, others.data.get("data"))
     return name
 
 
@@ -47,6 +56,7 @@ def _known_devices(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 TaskName = Annotated[str, AfterValidator(_known_task)]
+"""Name of a task. A field ``data`` must precede the field of this type, if the settings have one."""
 PREFIXES: Final = {"": 1, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 
 
@@ -94,6 +104,8 @@ class Hardware(BaseModel):
 class EpisodeSettings(Hardware):
     """Settings for the task and the length of its episodes, shared by runs and policy trainings."""
 
+    data: Path | None = None
+    """File of the task text_scaling, or folder of the task image_scaling."""
     task: TaskName = "digits_impaired"
     """Task: a preset, or package.module:function that returns a task."""
     steps: int | None = Field(None, ge=1, le=MOST)

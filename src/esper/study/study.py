@@ -14,7 +14,12 @@ from esper.study.study_results import write_results
 
 
 def run_study(
-    file: Path, out: Path, processes: int, say: Callable[[str], None], show: Callable[[str], None]
+    file: Path,
+    out: Path,
+    processes: int,
+    say: Callable[[str], None],
+    show: Callable[[str], None],
+    data: Path | None = None,
 ) -> None:
     """Run the study that ``file`` describes, show its tables as Markdown and write them.
 
@@ -26,13 +31,14 @@ def run_study(
         processes: Number of processes that execute runs in parallel.
         say: Called with a line of text for each finished run.
         show: Called with the tables.
+        data: File of the task ``text_scaling`` or folder of ``image_scaling``; that of ``file`` unless given.
 
     Raises:
         ConfigError: The study file is invalid.
         InterruptedRunError: Ctrl-C was pressed; the results of finished runs are kept.
         SaveError: The study is over, but results could not be written.
     """
-    config = checked(StudyConfig, read_settings(file))
+    config = checked(StudyConfig, read_settings(file) | ({"data": data} if data else {}))
     check_study(config)
     with open_journal(out, file, config) as journal:
 

@@ -87,6 +87,8 @@ def _text(name: str, one: object) -> str:
 class StudyConfig(Settings):
     """Validated content of a study file."""
 
+    data: Path | None = None
+    """File of the task text_scaling, or folder of the task image_scaling."""
     tasks: tuple[TaskName, ...] = Field(min_length=1)
     """Tasks: presets, or package.module:function."""
     arms: Annotated[dict[str, tuple[str, ...]], BeforeValidator(_named)] = Field(min_length=1)
@@ -154,7 +156,7 @@ class StudyConfig(Settings):
 
     def task(self, name: str) -> TaskSpec:
         """Return the task preset with the slots, steps and budget of the study."""
-        task = task_named(name)
+        task = task_named(name, self.data)
         if self.slots is not None:
             task = task.with_slots(self.slots)
         return replace(task, horizon=self.steps or task.horizon, budget=self.budget or task.budget)

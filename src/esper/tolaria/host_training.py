@@ -85,13 +85,16 @@ class HostTraining:
             host, task.rules, sites=task.sites or None, table=table, streams=streams.slot
         )
         self.model.to(self.device.torch)
-        self.learning_rate = self.instance.learning_rate
+        self.learning_rate, self.batch_size = (
+            self.instance.learning_rate,
+            self.instance.batch_size or task.batch_size,
+        )
         self.optimiser = task.build_optimiser(host.parameters(), self.learning_rate)
         self._groups = OptimizerGroups(self.optimiser, self.model.host, separate=True)
         self.model.bind(self._groups)
         self._learner = Learner(self.model, self.optimiser, task.objective.loss, task.clip, self.precision)
         self.meter = FlopMeter(self.model, self.splits.train.first(1).x[0])
-        self.minibatch_flops = self.meter.minibatch(task.batch_size)
+        self.minibatch_flops = self.meter.minibatch(self.batch_size)
         """FLOPs of a minibatch in the last step, an upper bound of the budget that the step left unspent."""
         self.budget = task.budget_of(self.instance)
         steps, cost = task.horizon, self.minibatch_flops
@@ -104,7 +107,7 @@ class HostTraining:
         """Number of minibatches trained so far."""
         self._batches_at_birth = [0] * task.num_slots
         """For each slot, the number of minibatches that were trained before its seed was planted."""
-        self._cursor = BatchCursor(len(self.splits.train), task.batch_size, streams.generator("batches"))
+        self._cursor = BatchCursor(len(self.splits.train), self.batch_size, streams.generator("batches"))
         self._sampling = streams.generator("counterfactual")
         self._augmenting = streams.generator("augment")
         self.begin_streams()
@@ -204,18 +207,18 @@ class HostTraining:
         if self.budget is None:
             return self._task.batches_per_epoch
         allowance = self.budget * (epoch + 1) // self._task.horizon - self.meter.ledger.charged
-        self.minibatch_flops = self.meter.minibatch(self._task.batch_size)
+        self.minibatch_flops = self.meter.minibatch(self.batch_size)
         return max(allowance // self.minibatch_flops, 0)
 
     def minibatches_left(self) -> float:
         """Return the number of minibatches that the rest of the budget allows; NaN without a budget."""
         if self.budget is None:
             return math.nan
-        return (self.budget - self.meter.ledger.charged) / self.meter.minibatch(self._task.batch_size)
+        return (self.budget - self.meter.ledger.charged) / self.meter.minibatch(self.batch_size)
 
     def candidate_cost(self) -> float:
         """Return the mean compute of a new seed divided by that of the network; NaN without a budget."""
-        return math.nan if self.budget is None else self.meter.candidate_cost(self._task.batch_size)
+        return math.nan if self.budget is None else self.meter.candidate_cost(self.batch_size)
 
     def close_growth(self, epoch: int) -> None:
         """Disable all slots in the decay phase of a ``wsd`` (warmup-stable-decay) schedule, because the phase
@@ -242,7 +245,7 @@ class HostTraining:
             born = epoch - int(self.table.age[0, slot])
             since_birth = self.minibatches - self._batches_at_birth[slot]
             self._groups.own_group(slot)["lr"] = rate(born, since_birth, SEED_WARMUP)
-        self.meter.trained(task.batch_size)
+        self.meter.trained(self.batch_size)
         self.minibatches += 1
         return number == len(self.chosen) - 1
 

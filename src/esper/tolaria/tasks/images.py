@@ -1,8 +1,8 @@
-"""Tasks on image data sets from files: Fashion-MNIST at 14×14 and 28×28, and CIFAR-10."""
+"""Tasks on images: packaged clothes and glyphs, Fashion-MNIST and CIFAR-10 from files, and image folders."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Generator
 
 from esper.leyline.errors import DataError
-from esper.tolaria.data import GuardedTest, Samples, Scale, Splits, digest_of
+from esper.tolaria.data import GuardedTest, Samples, Scale, Splits, digest_of, split_images
 from esper.tolaria.readers.binary import CIFAR_CLASSES, read_cifar_binary, read_labelled_idx
 from esper.tolaria.readers.files import LabelledImages, find_data, list_folder
-from esper.tolaria.readers.image_files import read_split_folders
+from esper.tolaria.readers.image_files import read_image_folder, read_split_folders
+from esper.tolaria.tasks.packaged import packaged
 from esper.tolaria.tasks.spec import InstanceDistribution, TaskSpec, scaling_study
 
 FASHION_HINT: Final = "install Debian's package dataset-fashion-mnist, or put the four IDX files there"
@@ -172,3 +173,102 @@ CIFAR_IMPAIRED = replace(
     instances=InstanceDistribution(widths=((8, 16, 16),), kernels=(1,)),
     batches_per_epoch=32,
 )
+
+# --- scaling tasks ----------------------------------------------------------------------------------
+
+GLYPH_SHARES: Final = (0.76, 0.04)
+"""Shares of the letters that are for training and for validation; the others are for the test."""
+
+
+@cache
+def clothes(side: int) -> LabelledImages:
+    """Return 16,000 images of Fashion-MNIST in 16 grey levels, at 28×28 or 14×14 pixels."""
+    data = packaged("clothes")
+    images = F.avg_pool2d(16.0 * data["images"][:, None].float(), 28 // side)
+    return LabelledImages(images.to(torch.uint8), data["labels"].long())
+
+
+def glyphs(generator: Generator) -> Splits:
+    """Return splits of the glyphs by letter, so that a letter is in one split in all its fonts."""
+    data = packaged("glyphs")
+    images, labels = data["images"][:, None], data["labels"].long()
+    letters, letter = data["groups"].int().unique(return_inverse=True)
+    place = torch.empty(len(letters))
+    place[torch.randperm(len(letters), generator=generator)] = torch.linspace(0, 1, len(letters))
+    first, second = GLYPH_SHARES[0], sum(GLYPH_SHARES)
+    own = place[letter]
+    parts = [(own <= first), (own > first) & (own <= second), (own > second)]
+    index = [part.nonzero()[:, 0] for part in parts]
+    index = [rows[torch.randperm(len(rows), generator=generator)] for rows in index]
+    scale = Scale.of(images[index[0]])
+    train, validation, test = (Samples(images, labels, rows, scale) for rows in index)
+    return Splits(train, validation, GuardedTest(test))
+
+
+def _split(source: Callable[[], LabelledImages], generator: Generator) -> Splits:
+    """Return random splits of images: a 32nd for validation, and a quarter for the test."""
+    images, labels = source()
+    parts = {"validation": len(labels) // 32, "test": len(labels) // 4}
+    return split_images(images, labels, **parts, generator=generator)
+
+
+def _clothes_scaling(side: int, budget: int) -> TaskSpec:
+    source = cache(partial(clothes, side))
+    return replace(
+        FASHION_SCALING,
+        name=f"clothes{side}_scaling",
+        summary=f"16,000 clothes at {side}×{side}, a residual host of one block that may become six",
+        input_shape=(1, side, side),
+        load=partial(_split, source),
+        digest=lambda: digest_of(*source()),
+        instances=InstanceDistribution(widths=((16,) * 5,), learning_rates=(2e-3,), trunks=(1,)),
+        budget=budget,
+    )
+
+
+CLOTHES14_SCALING = _clothes_scaling(14, 400 * 10**9)
+CLOTHES28_SCALING = _clothes_scaling(28, 300 * 10**9)
+VIT_SCALING = replace(
+    CLOTHES28_SCALING,
+    name="vit_scaling",
+    summary="16,000 clothes at 28×28, a ViT of one block that may become six",
+    instances=InstanceDistribution(widths=((32,) * 5,), learning_rates=(2e-3,), trunks=(1,)),
+    host="vit",
+    budget=200 * 10**9,
+)
+GLYPHS_SCALING = replace(
+    CLOTHES14_SCALING,
+    name="glyphs_scaling",
+    summary="Scripts of unseen letters at 16×16, a residual host of one block that may become six",
+    input_shape=(1, 16, 16),
+    load=glyphs,
+    digest=lambda: digest_of(*packaged("glyphs").values()),
+    held_out=True,
+)
+
+
+@cache
+def image_scaling(folder: Path | None) -> TaskSpec:
+    """Return the scaling task of the images in ``folder``, or in the data set ``images``.
+
+    The folder has one folder of images per class, or such folders below ``train`` and ``test``.
+    """
+    where = find_data("images", "put one folder of images per class there") if folder is None else folder
+    names = {path.name for path in list_folder(where, "a folder with one folder of images per class")}
+    if {"train", "test"} <= names:
+        parts = _read_folders(where)
+        found = LabelledImages(*map(torch.cat, zip(*parts, strict=True)))
+    else:
+        found, _ = read_image_folder(where)
+    classes = int(found.labels.max()) + 1
+    if classes < 2:
+        raise DataError(f"'{where}' has images of one class; put one folder for each of two or more there")
+    return replace(
+        CLOTHES14_SCALING,
+        name="image_scaling",
+        summary=f"{len(found.labels):,} images of {classes} classes, a residual host of one block",
+        input_shape=tuple(found.images.shape[1:]),
+        classes=classes,
+        load=partial(_split, lambda: found),
+        digest=lambda: digest_of(*found),
+    )

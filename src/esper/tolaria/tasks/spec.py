@@ -4,7 +4,7 @@ minimises, and the score by which networks are compared).
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,17 @@ from esper.kasmina.optimizer_groups import ScheduleKind
 from esper.kasmina.sites import Site
 from esper.leyline import HostError, LifecycleRules, SlotConfig
 from esper.tolaria.data import Splits
+from esper.tolaria.tasks.hosts import GRUHost, MLPHost, ViTHost
 
 T = TypeVar("T")
-HostKind = Literal["cnn", "gpt", "residual"]
+SERIES_HOSTS: dict[str, Callable[..., nn.Module]] = {
+    "residual": ResidualHost,
+    "mlp": MLPHost,
+    "vit": ViTHost,
+    "gru": GRUHost,
+}
+"""Hosts of one width with slots in series behind a trunk of blocks, by kind."""
+HostKind = Literal["cnn", "gpt", "residual", "mlp", "vit", "gru"]
 OptimiserKind = Literal["sgd", "adamw"]
 MOMENTUM = 0.9
 RULES = LifecycleRules(min_training_epochs=2, min_prune_age=3, embargo_epochs=2)
@@ -103,6 +111,8 @@ class Instance:
     data_share: float = 1.0
     trunk: int | None = None
     budget_share: float = 1.0
+    batch_size: int | None = None
+    """Samples of a minibatch; None stands for the batch size of the task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +135,8 @@ class InstanceDistribution:
     instead."""
     budget_shares: tuple[float, ...] = (1.0,)
     """Shares of the task's compute budget that an instance of the task can have."""
+    batch_sizes: tuple[int | None, ...] = (None,)
+    """Samples of a minibatch; None stands for the batch size of the task."""
 
     def draw(self, generator: torch.Generator) -> Instance:
         """Draw one instance of the task with ``generator``."""
@@ -138,8 +150,8 @@ class InstanceDistribution:
         subset = pick(range(1, 2 ** len(widths))) if self.vary_slots else -1
         enabled = tuple(bool(subset >> slot & 1) for slot in range(len(widths)))
         rent, data_share, trunk = pick(self.rents), pick(self.data_shares), pick(self.trunks)
-        budget_share = pick(self.budget_shares)
-        return Instance(widths, kernel, learning_rate, enabled, rent, data_share, trunk, budget_share)
+        others = pick(self.budget_shares), pick(self.batch_sizes)
+        return Instance(widths, kernel, learning_rate, enabled, rent, data_share, trunk, *others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +199,8 @@ class TaskSpec:
     """Function that builds the host of a user's task; without it a built-in host is used."""
     sites: tuple[Site, ...] = ()
     """Sites of the slots in a user's module."""
+    held_out: bool = False
+    """Whether the task is kept for one final evaluation: nothing may be tuned on it."""
 
     def __post_init__(self) -> None:
         depths = {len(widths) for widths in self.instances.widths}
@@ -237,6 +251,48 @@ class TaskSpec:
         """Return the task with ``blocks`` blocks before the first slot, for baselines without growth."""
         return replace(self, instances=replace(self.instances, trunks=(blocks,)))
 
+    def with_instance(
+        self,
+        *,
+        width: int | None = None,
+        learning_rate: float | None = None,
+        batch_size: int | None = None,
+        data_share: float | None = None,
+        budget: int | None = None,
+    ) -> Self:
+        """Return the task with instances of the given properties; all others are as before.
+
+        Args:
+            width: Width of all blocks.
+            learning_rate: Learning rate of host and seeds.
+            batch_size: Samples of a minibatch.
+            data_share: Share of the training samples that can be used.
+            budget: Compute budget in FLOPs.
+
+        Raises:
+            HostError: A property is not positive, or ``data_share`` is above 1.
+
+        Example:
+            >>> task_named("pycode_scaling").with_instance(width=48, learning_rate=2e-3, data_share=0.25)
+        """
+        given = {"width": width, "learning_rate": learning_rate, "batch_size": batch_size}
+        given |= {"data_share": data_share, "budget": budget}
+        for name, value in given.items():
+            if value is not None and (not value > 0 or (name == "data_share" and value > 1)):
+                raise HostError(
+                    f"{name} of an instance of '{self.name}' is {value}; give a positive number, and at most"
+                    " 1 as data_share"
+                )
+        changes: dict[str, Any] = {
+            "widths": width and ((width,) * self.num_slots,),
+            "learning_rates": learning_rate and (learning_rate,),
+            "batch_sizes": batch_size and (batch_size,),
+            "data_shares": data_share and (data_share,),
+        }
+        changes = {name: values for name, values in changes.items() if values is not None}
+        instances = replace(self.instances, **changes)
+        return replace(self, instances=instances, budget=self.budget if budget is None else budget)
+
     def build_host(self, instance: Instance) -> nn.Module:
         """Return the host of ``instance``, with initial weights from torch's global generator."""
         if self.build is not None:
@@ -252,16 +308,16 @@ class TaskSpec:
                 slots_after=None if instance.trunk is None else [instance.trunk - 1] * slots,
                 feed_forward=self.feed_forward,
             )
-        channels, height, side = self.input_shape
-        image = (channels, height, side)
-        if self.host == "residual":
-            return ResidualHost(
+        if self.host in SERIES_HOSTS:
+            return SERIES_HOSTS[self.host](
                 instance.widths[0],
                 blocks=instance.trunk or 1,
                 slots=len(instance.widths),
-                input_shape=image,
+                input_shape=self.input_shape,
                 classes=self.classes,
             )
+        channels, height, side = self.input_shape
+        image = (channels, height, side)
         return CNNHost(instance.widths, kernel=instance.kernel, input_shape=image, classes=self.classes)
 
     def build_optimiser(self, parameters: Iterable[nn.Parameter], learning_rate: float) -> Optimizer:
@@ -273,7 +329,7 @@ class TaskSpec:
         return SGD(parameters, lr=learning_rate, momentum=MOMENTUM, foreach=True)
 
 
-def scaling_study(task: TaskSpec, *, budget: int) -> TaskSpec:
+def scaling_study(task: TaskSpec, *, budget: int, batch_size: int = 16) -> TaskSpec:
     """Return the task with a budget in FLOPs and the training settings of scaling studies.
 
     The returned task uses a warmup-stable-decay schedule, and seeds skip incubation.
@@ -282,7 +338,7 @@ def scaling_study(task: TaskSpec, *, budget: int) -> TaskSpec:
         task,
         budget=budget,
         horizon=160,
-        batch_size=16,
+        batch_size=batch_size,
         optimiser="adamw",
         betas=(0.9, 0.98),
         weight_decay=0.05,

@@ -1,8 +1,9 @@
-"""Next-byte prediction on text: the sources of the Python standard library, or a text file of the user."""
+"""Next-byte prediction on text: Python source, its documentation, C++ headers, or a text file of the user."""
 
+import ast
 import hashlib
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -91,9 +92,45 @@ def _source_of(name: str) -> Path:
     return Path(found.origin)
 
 
+def _ascii(content: bytes) -> bytes:
+    """Return a text with every character outside of ASCII replaced by a question mark."""
+    return content.decode("utf-8", "replace").encode("ascii", "replace")
+
+
 def _ascii_source() -> bytes:
-    """Return the source of Python's library with every non-ASCII character replaced by a question mark."""
-    return _library_source().decode("utf-8", "replace").encode("ascii", "replace")
+    """Return the source of Python's library in ASCII."""
+    return _ascii(_library_source())
+
+
+def _files_of_torch(*folders: str, ending: str) -> Iterator[tuple[Path, bytes]]:
+    """Yield the files of some folders of torch by their sorted names, with their content."""
+    root = Path(torch.__file__).parent
+    found = sorted(path for folder in folders for path in (root / folder).rglob(f"*.{ending}"))
+    if not found:
+        raise DataError(
+            f"torch is installed without the files *.{ending} of {', '.join(folders)}; install the package"
+            " from PyPI"
+        )
+    return ((path, bytes(read_bytes(path, f"a file *.{ending} of torch"))) for path in found)
+
+
+@cache
+def _documentation() -> bytes:
+    """Return the topics of Python's ``help`` and the docstrings of ``torch.nn``, in ASCII."""
+    tree = ast.parse(bytes(read_bytes(_source_of("pydoc_data.topics"), "the help of Python")))
+    parts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    for _, content in _files_of_torch("nn", ending="py"):
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        nodes = (node for node in ast.walk(ast.parse(content)) if isinstance(node, kinds))
+        parts += [ast.get_docstring(node) for node in nodes]
+    return _ascii("\n\n".join(part for part in parts if isinstance(part, str)).encode())
+
+
+@cache
+def _headers() -> bytes:
+    """Return the C++ headers of ATen's core and of c10, in ASCII."""
+    folders = ("include/ATen/core", "include/c10")
+    return _ascii(b"".join(content for _, content in _files_of_torch(*folders, ending="h")))
 
 
 _read_text = cache(read_text)
@@ -145,6 +182,42 @@ PYCODE_SCALING = scaling_study(
     ),
     budget=2 * 10**12,
 )
+
+
+def _corpus(name: str, summary: str, source: Callable[[], bytes]) -> TaskSpec:
+    """Return the scaling task of another text in ASCII, with the host of ``pycode_scaling``."""
+    return replace(
+        PYCODE_SCALING,
+        name=name,
+        summary=f"{summary} by the character, a GPT of one layer that may become six",
+        load=_loader(source, SCALING_CONTEXT, SCALING_VALIDATION),
+        digest=_digest(source),
+        budget=600 * 10**9,
+    )
+
+
+PROSE_SCALING = _corpus("prose_scaling", "English documentation of Python and torch", _documentation)
+HEADERS_SCALING = replace(_corpus("headers_scaling", "C++ headers of torch", _headers), held_out=True)
+GRU_SCALING = replace(
+    PROSE_SCALING,
+    name="gru_scaling",
+    summary="English documentation by the character, residual GRU of one layer that may become four",
+    input_shape=(CONTEXT,),
+    load=_loader(_documentation),
+    instances=InstanceDistribution(widths=((32,) * 3,), learning_rates=(4e-3,), trunks=(1,)),
+    host="gru",
+    budget=120 * 10**9,
+)
+
+
+@cache
+def text_scaling(file: Path | None) -> TaskSpec:
+    """Return the scaling task of a text by the byte: ``file``, or the data set ``text.txt``."""
+    source = _own_text if file is None else lambda: _read_text(file).encode()
+    task = _corpus("text_scaling", "A text file of your own", source)
+    return replace(task, classes=VOCABULARY, summary=task.summary.replace("character", "byte"))
+
+
 TEXT = replace(
     PYCODE,
     name="text",
