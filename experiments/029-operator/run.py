@@ -1,10 +1,10 @@
-"""What should a growth step do to the trained blocks, and to the new one? All arms of a family use equal FLOPs.
+"""What should growth do to the trained blocks, and to the new one? All arms of a family use equal FLOPs.
 
 A network of one residual block grows a second one at 12.5 % or at 35 % of its budget (constant rate, then a
 decay). The arms of a family and rng seed share the training up to the growth.
 
-Run with ``.venv/bin/python experiments/029-operator/run.py FOLDER [RNG_SEEDS]``; FOLDER contains CIFAR-10 as
-``train/CLASS/*.jpg``. The script continues where it stopped and writes table.md beside this file.
+Run with ``.venv/bin/python experiments/029-operator/run.py [RNG_SEEDS]``; RNG_SEEDS is their number. The
+script continues where it stopped and writes table.md into its folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from families import families
 from table import write_table
 from torch import nn
@@ -136,9 +135,8 @@ def episodes(task: TaskSpec, rng_seed: int, stage: str) -> Iterator[dict[str, An
 
 def main() -> None:
     one_thread()
-    cifar = Path(sys.argv[1])
-    rng_seeds = RNG_SEEDS[: int(sys.argv[2])] if len(sys.argv) > 2 else RNG_SEEDS
-    tasks = {"core": families(cifar), "deeper": families(cifar, blocks=2), "extra": families(cifar)}
+    rng_seeds = RNG_SEEDS[: int(sys.argv[1])] if len(sys.argv) > 1 else RNG_SEEDS
+    tasks = {"core": families(), "deeper": families(blocks=2), "extra": families()}
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
     done = {(row["family"], row["rng_seed"], row["stage"]) for row in rows}
     first, rest = rng_seeds[:3], rng_seeds[3:]
@@ -165,5 +163,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     main()

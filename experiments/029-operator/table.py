@@ -54,7 +54,7 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
     families = list(dict.fromkeys(row["family"] for row in rows))
     arms = list(dict.fromkeys((row["arm"], row["at"]) for row in rows))
     arms.sort(key=lambda arm: -1 if arm[1] is None else arm[1])
-    never, zero = ("never", None), ("zero-born", 5)
+    never = ("never", None)
     seeds = {family: len(losses(rows, family, *never)) for family in families}
     lines = [
         "Test loss at the end of the budget, relative to the network that never grows, in % (log ratio; below"
@@ -62,8 +62,8 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
         "",
         *_table(arms, families, lambda arm, family: _cell(difference(rows, family, arm, never))),
         "",
-        "Relative to a zero-born block grown at the same time without any treatment of the old part, in %; the"
-        " last column is the mean over families, with the interval over families.",
+        "Relative to a zero-born block grown at the same time without any treatment of the old part, in %;"
+        " the last column is the mean over families, with the interval over families.",
         "",
         "| arm | grown at | " + " | ".join(families) + " | mean |",
         "|---|---|" + "---|" * (len(families) + 1),
@@ -71,17 +71,16 @@ def write_table(rows: Sequence[Row], path: Path) -> None:
     for arm in arms:
         if arm[1] is None or arm[0] == "zero-born":
             continue
-        control = (zero[0], arm[1])
+        control = ("zero-born", arm[1])
         cells = [_cell(difference(rows, family, arm, control)) for family in families]
         mean = _cell(over_families(rows, families, arm, control))
         lines.append(f"| {arm[0]} | {TIMES[arm[1]]} | {' | '.join(cells)} | {mean} |")
-    means = [
-        f"{fmean(losses(rows, family, *never).values()):.4f}" if seeds[family] else "" for family in families
-    ]
     rollbacks = sum(row["rollbacks"] for row in rows)
     lines += [
         "",
-        f"Test loss of the network that never grows: {', '.join(map(' '.join, zip(families, means)))}.",
+        "Test loss of the network that never grows: "
+        + ", ".join(f"{f} {fmean(losses(rows, f, *never).values()):.4f}" for f in families if seeds[f])
+        + ".",
         f"Rng seeds: {', '.join(f'{family} {count}' for family, count in seeds.items())}."
         f" Rollbacks of the governor: {rollbacks}.",
     ]

@@ -261,11 +261,9 @@ class MorphogeneticModel(nn.Module):
     def _start_without_effect(self, slot: int, source: nn.Module, seed: nn.Module) -> list[nn.Parameter]:
         """Set the output projections of ``seed``, a copy of the block ``source``, to zero; return them."""
         site = self.sites[slot]
-        if isinstance(seed, Stack):
-            features = self.slots[slot].sample_features(self.like(slot), as_they_are=True)
-            return zero_outputs(
-                seed.block, BlockCall((features,), {}), Argument(0), Output("tensor").features
-            )
+        if isinstance(seed, Stack):  # A side module is called with the features alone.
+            features = BlockCall((self.slots[slot].sample_features(self.like(slot), as_they_are=True),), {})
+            return zero_outputs(seed.block, features, Argument(0), Output("tensor").features)
         if self.sample is None or site.insertion is None:
             raise BlueprintError(
                 f"the copy at slot {site.name} cannot start without effect, because no sample input is known"
