@@ -61,7 +61,7 @@ CORE = {
     "copy, renew 0.6": Arm(zero=False, renew=0.6),
     "renew 0.6 without growth": Arm(grows=False, renew=0.6),
 }
-LATER = ("zero-born", "zero-born, renew 0.6", "copy, renew 0.6")
+LATER = ("zero-born", "zero-born, renew 0.6")
 """Arms that are also run at the later time of growth."""
 EXTRA = {
     "zero-born, renew 0.8": Arm(renew=0.8),

@@ -1,0 +1,248 @@
+"""Recording of GrowBench: all plans of an instance as one tree of trainings, with observations and costs."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple, cast
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from esper.growbench.instances import (
+    DECISION_POINTS,
+    OPERATOR,
+    RNG_SEEDS,
+    GrowthInstance,
+    Plan,
+    instance,
+    plans_of,
+)
+from esper.growbench.store import (
+    NOT_REPEATED,
+    PlanRow,
+    RecordingError,
+    StepRow,
+    append,
+    columns_of,
+    plan_of,
+    rows_of,
+    text_of,
+)
+from esper.leyline import EnvFacts
+from esper.leyline.factored_actions import IntArray
+from esper.run.factories import one_thread
+from esper.study.processes import in_processes
+from esper.tolaria.env import EpisodeReport, MorphEnv
+from esper.tolaria.plan_tree import run_plans
+
+BIT_SETTINGS: Final = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
+"""Environment variables that choose the kernels of torch."""
+
+
+class Cell(NamedTuple):
+    """Rows of plans of one instance and rng seed."""
+
+    steps: list[StepRow]
+    plans: list[PlanRow]
+
+
+def bits() -> str:
+    """Return the settings of this process that determine the last bits of its results."""
+    found = (f"{name}={os.environ.get(name, 'unset')}" for name in BIT_SETTINGS)
+    return "; ".join([f"torch {torch.__version__}", *found, torch.backends.cpu.get_cpu_capability()])
+
+
+def record_cell(drawn: GrowthInstance, rng_seed: int, plans: Sequence[Plan]) -> Cell:
+    """Train all plans of an instance, sharing what they have in common."""
+    with one_thread():
+        env = MorphEnv(drawn.task_spec(), rng_seed=rng_seed)
+        facts = env.reset()
+        rows: dict[tuple[Plan, int], StepRow] = {}
+        began = time.process_time()
+
+        def observe(done: Sequence[tuple[int, None]], facts: EnvFacts) -> None:
+            nonlocal began
+            plan, now = tuple(step for step, _ in done), time.process_time()
+            rows[plan, facts.epoch] = _step_row(drawn.number, rng_seed, plan, env, facts, now - began)
+            began = time.process_time()
+
+        observe((), facts)
+        trees = [tuple((step, None) for step in plan) for plan in plans]
+        ended: list[PlanRow] = []
+        for finished in run_plans(env, trees, _insert, observe):
+            plan = tuple(step for step, _ in finished.plan)
+            path = [
+                rows.get((tuple(s for s in plan if s < step), step)) for step in range(env.task.horizon + 1)
+            ]
+            seconds = sum(row.cpu_seconds for row in path if row is not None)
+            ended.append(_plan_row(drawn, rng_seed, plan, env, finished.report, seconds))
+    return Cell(list(rows.values()), ended)
+
+
+def _insert(env: MorphEnv, _: None) -> IntArray:
+    """Return the action that inserts a copy of a block into the first free slot."""
+    env.model.births = OPERATOR
+    free = int(np.flatnonzero(~env.table.occupied[0])[0])
+    name = env.task.slot_config.slot_ids[free]
+    return env.action_space.action("germinate", slot=name, blueprint="stack")[0]
+
+
+def _step_row(
+    number: int, rng_seed: int, plan: Plan, env: MorphEnv, facts: EnvFacts, seconds: float
+) -> StepRow:
+    table = env.table
+    newest = int(table.seed_id[0].argmax()) if table.occupied.any() else None
+
+    def of_newest(values: NDArray[np.float64]) -> float:
+        return math.nan if newest is None else float(values[0, newest])
+
+    return StepRow(
+        number,
+        rng_seed,
+        text_of(plan),
+        facts.epoch,
+        facts.train_loss,
+        facts.train_score,
+        facts.val_loss,
+        facts.val_score,
+        env.host.validation_error() if facts.epoch in DECISION_POINTS else math.nan,
+        facts.host_gradient_norm,
+        facts.minibatches,
+        facts.minibatches_left,
+        facts.params,
+        env.host.meter.ledger.charged,
+        facts.candidate_cost,
+        of_newest(table.contribution),
+        of_newest(table.contribution_error),
+        of_newest(table.gradient_norm_ratio),
+        seconds,
+    )
+
+
+def _plan_row(
+    drawn: GrowthInstance, rng_seed: int, plan: Plan, env: MorphEnv, report: EpisodeReport, seconds: float
+) -> PlanRow:
+    properties = msgspec.structs.asdict(drawn)
+    properties["instance"] = properties.pop("number")
+    return PlanRow(
+        rng_seed=rng_seed,
+        plan=text_of(plan),
+        **properties,
+        val_loss=report.val_loss,
+        test_loss=report.test_loss,
+        val_score=report.val_score,
+        test_score=report.test_score,
+        params=report.params,
+        flops=env.host.meter.ledger.charged,
+        cpu_seconds=seconds,
+        rollbacks=report.rollbacks,
+        bits=bits(),
+        cpu=platform.processor() or platform.machine(),
+    )
+
+
+def record(
+    folder: Path, *, instances: int, processes: int, hours: float, notify: Callable[[str], object]
+) -> None:
+    """Record all cells that the folder does not have yet, cell by cell, until all are recorded or the time is
+    over.
+
+    Args:
+        folder: Folder of the recording.
+        instances: Number of instances.
+        processes: Number of processes, with one thread each.
+        hours: Time after which no further cell is begun.
+        notify: Function that is called with one line for every recorded cell.
+
+    Raises:
+        RecordingError: A file of the recording is damaged or cannot be written, or the recording has other
+            bits than this process would compute.
+    """
+    done = set[tuple[int, int]]()
+    if (folder / "plans").exists():
+        found = columns_of(folder, PlanRow)
+        _check_bits(found["bits"][0])
+        done = set(zip(found["instance"].tolist(), found["rng_seed"].tolist(), strict=True))
+    jobs = [
+        (instance(number), rng_seed, plans_of(number))
+        for number in range(instances)
+        for rng_seed in RNG_SEEDS
+        if (number, rng_seed) not in done
+    ]
+    until = time.monotonic() + 3600 * hours
+    for cell in in_processes(record_cell, jobs, processes):
+        append(folder, cell.steps)
+        append(folder, cell.plans)  # A cell counts as recorded once its plans are stored, which come last.
+        first, seconds = cell.plans[0], sum(row.cpu_seconds for row in cell.steps)
+        notify(
+            f"instance {first.instance} ({first.task}, width {first.width}), rng seed {first.rng_seed}:"
+            f" {len(cell.plans)} plans in {seconds:.0f} CPU s"
+        )
+        if time.monotonic() > until:
+            return
+
+
+def regenerate(folder: Path, number: int, rng_seed: int, plan: Plan | None = None) -> tuple[int, list[str]]:
+    """Train a recorded cell again, or one plan of it alone, and compare all its rows bit for bit.
+
+    Args:
+        folder: Folder of the recording.
+        number: Number of the instance.
+        rng_seed: Rng seed of its trainings.
+        plan: Decision points of a single plan; all recorded plans unless given.
+
+    Returns:
+        Number of compared rows, and one line for every value that differs.
+
+    Raises:
+        RecordingError: The cell or the plan was not recorded, or this process computes other bits.
+    """
+    stored = [
+        rows_of(kind, columns_of(folder, kind), instance=number, rng_seed=rng_seed)
+        for kind in (StepRow, PlanRow)
+    ]
+    steps, plans = cast(list[StepRow], stored[0]), cast(list[PlanRow], stored[1])
+    wanted = [row for row in plans if plan is None or row.plan == text_of(plan)]
+    if not wanted:
+        raise RecordingError(
+            f"instance {number} with rng seed {rng_seed}"
+            + ("" if plan is None else f" and plan '{text_of(plan)}'")
+            + f" was not recorded in '{folder}'; recorded plans of it: "
+            + (" ".join(f"'{row.plan}'" for row in plans) or "none")
+        )
+    _check_bits(wanted[0].bits)
+    cell = record_cell(wanted[0].drawn, rng_seed, [plan_of(row.plan) for row in wanted])
+    again = {_key(row): row for row in (*cell.steps, *cell.plans)}
+    kept = {_key(row): row for row in (*steps, *wanted)}
+    return len(again), [line for key, row in again.items() for line in _differences(kept.get(key), row)]
+
+
+def _check_bits(recorded: str) -> None:
+    if recorded != bits():
+        raise RecordingError(
+            f"the recording was made with {recorded}, and this process computes with {bits()}; use esper"
+            " growbench, with the same version of torch"
+        )
+
+
+def _key(row: StepRow | PlanRow) -> tuple[str, int]:
+    return row.plan, row.step if isinstance(row, StepRow) else -1
+
+
+def _differences(stored: StepRow | PlanRow | None, again: StepRow | PlanRow) -> list[str]:
+    name = f"plan '{again.plan}'" + (f", step {again.step}" if isinstance(again, StepRow) else "")
+    if stored is None:
+        return [f"{name} is missing in the recording"]
+    return [
+        f"{name}: {field} was {old}, is {new}"
+        for field in again.__struct_fields__
+        if field not in NOT_REPEATED
+        and (old := repr(getattr(stored, field))) != (new := repr(getattr(again, field)))
+    ]
