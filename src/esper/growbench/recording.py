@@ -15,15 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.growbench.instances import (
-    DECISION_POINTS,
-    OPERATOR,
-    RNG_SEEDS,
-    GrowthInstance,
-    Plan,
-    instance,
-    plans_of,
-)
+from esper.growbench.instances import DECISION_POINTS, OPERATOR, RNG_SEEDS, GrowthInstance, Plan, plans_of
 from esper.growbench.store import (
     NOT_REPEATED,
     PlanRow,
@@ -149,14 +141,21 @@ def _plan_row(
 
 
 def record(
-    folder: Path, *, instances: int, processes: int, hours: float, notify: Callable[[str], object]
+    folder: Path,
+    instances: Sequence[GrowthInstance],
+    *,
+    plans: Callable[[int], list[Plan]] = plans_of,
+    processes: int = 1,
+    hours: float = math.inf,
+    notify: Callable[[str], object] = lambda line: None,
 ) -> None:
     """Record all cells that the folder does not have yet, cell by cell, until all are recorded or the time is
     over.
 
     Args:
         folder: Folder of the recording.
-        instances: Number of instances.
+        instances: Instances to record, each with all ``RNG_SEEDS``.
+        plans: Function that returns the plans of an instance.
         processes: Number of processes, with one thread each.
         hours: Time after which no further cell is begun.
         notify: Function that is called with one line for every recorded cell.
@@ -168,13 +167,14 @@ def record(
     done = set[tuple[int, int]]()
     if (folder / "plans").exists():
         found = columns_of(folder, PlanRow)
-        _check_bits(found["bits"][0])
+        for recorded in set(found["bits"]):
+            _check_bits(recorded)
         done = set(zip(found["instance"].tolist(), found["rng_seed"].tolist(), strict=True))
     jobs = [
-        (instance(number), rng_seed, plans_of(number))
-        for number in range(instances)
+        (drawn, rng_seed, plans(drawn.number))
+        for drawn in instances
         for rng_seed in RNG_SEEDS
-        if (number, rng_seed) not in done
+        if (drawn.number, rng_seed) not in done
     ]
     until = time.monotonic() + 3600 * hours
     for cell in in_processes(record_cell, jobs, processes):

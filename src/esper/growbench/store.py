@@ -109,7 +109,13 @@ def text_of(plan: Sequence[int]) -> str:
 
 
 def plan_of(text: str) -> tuple[int, ...]:
-    """Return the decision points of a stored plan."""
+    """Return the decision points of a stored plan.
+
+    Raises:
+        RecordingError: The text is no list of steps.
+    """
+    if text and not all(step.isdecimal() for step in text.split(",")):
+        raise RecordingError(f"plan '{text[:80]}' is no list of steps; write it as 5,14")
     return tuple(map(int, text.split(","))) if text else ()
 
 
@@ -157,8 +163,8 @@ def columns_of(folder: Path, kind: Kind) -> Columns:
     paths = sorted((folder / _FOLDERS[kind]).glob("*.parquet"))
     if not paths:
         raise RecordingError(
-            f"'{folder}' has no recording; give the folder of one, or record one with"
-            " python -m esper.growbench record --out FOLDER"
+            f"'{folder}' has no recording; give the folder of one, or record one with esper growbench record"
+            " --out FOLDER"
         )
     names = list(kind.__struct_fields__)
     keys = names[: 4 if kind is StepRow else 3]

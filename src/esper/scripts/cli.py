@@ -17,7 +17,7 @@ COMMANDS = {
     "report": "Write the report of a run as one HTML file.",
     "runs": "List all runs with their state and score.",
     "sql": "Query the tables of a run in SQL.",
-    "growbench": "Record, check and compare decisions of growth.",
+    "growbench": "Record decisions of growth, or train recorded ones again.",
     "bench": "Measure the run time of Esper's parts, each against a reference.",
     "export": "Export a run to TensorBoard, Trackio or Weights & Biases.",
 }

@@ -1,4 +1,4 @@
-"""``esper growbench record|check|table``: decisions of growth, recorded and replayed."""
+"""``esper growbench record|check``: recording of decisions of growth."""
 
 import os
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from esper.scripts.flags import parse_words
 
 BITS: Final = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Environment variables with which torch computes the same bits on every processor that has AVX2."""
-ACTIONS: Final = ("record", "check", "table")
+ACTIONS: Final = ("record", "check")
 
 
 class GrowbenchFlags(Settings):
-    """Record plans of growth (record), train recorded plans again and compare all bits (check), or compare
-    controllers on them (table); see docs/growbench.md."""
+    """Record plans of growth (record), or train recorded plans again and compare all bits (check); see
+    docs/growbench.md."""
 
     out: Path | None = None
     """Folder of the recording; the packaged recording unless given."""
@@ -37,20 +37,22 @@ class GrowbenchFlags(Settings):
 
 
 def growbench_command(args: Sequence[str]) -> None:
-    needed = "what to do as its first word: record, check or table"
+    needed = "what to do as its first word: record or check"
     words, flags = parse_words(GrowbenchFlags, "esper growbench ACTION", args, needed=needed)
     if words[0] not in ACTIONS:
         raise UnknownNameError("action", words[0], ACTIONS)
     os.environ.update(BITS)  # Torch reads these variables when it is first used.
-    {"record": _record, "check": _check, "table": _table}[words[0]](flags)
+    (_record if words[0] == "record" else _check)(flags)
 
 
 def _record(flags: GrowbenchFlags) -> None:
+    from esper.growbench.instances import instance
     from esper.growbench.recording import record
 
     if flags.out is None:
         raise EsperError("esper growbench record needs --out FOLDER, the folder of the recording to continue")
-    record(flags.out, instances=flags.instances, processes=flags.processes, hours=flags.hours, notify=notify)
+    instances = [instance(number) for number in range(flags.instances)]
+    record(flags.out, instances, processes=flags.processes, hours=flags.hours, notify=notify)
 
 
 def _check(flags: GrowbenchFlags) -> None:
@@ -64,11 +66,3 @@ def _check(flags: GrowbenchFlags) -> None:
     if differences:
         raise EsperError(f"{len(differences)} values differ, the first ones: " + "; ".join(differences[:5]))
     print(f"{count} rows of instance {flags.instance}, rng seed {rng_seed}, are equal to the last bit")
-
-
-def _table(flags: GrowbenchFlags) -> None:
-    from esper.growbench.controllers import table_of
-    from esper.growbench.replay import load
-    from esper.growbench.store import PACKAGED
-
-    print(table_of(load(flags.out or PACKAGED)))
