@@ -131,6 +131,7 @@ class ManualGrowth:
         alpha: float = 1.0,
         zero: bool = False,
         moments: bool = True,
+        renew: float = 1.0,
     ) -> GrowthEvent:
         """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
 
@@ -146,6 +147,8 @@ class ManualGrowth:
             zero: Whether the output projections of a copied block start at zero, so that the output of the
                 network does not change.
             moments: Whether the copy of a block also gets a copy of the optimiser state.
+            renew: Factor on the matrices of the present blocks of the kind of the copied one; fresh initial
+                values times the rest are added. 1 leaves them as they are.
 
         Returns:
             Event of kind ``germinated``.
@@ -165,7 +168,10 @@ class ManualGrowth:
         if not table.occupied[0, index]:
             table.clear(0, index)  # Planting by hand ignores the embargo of a slot.
         number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
-        params = self.network.germinate(index, number, kind, Births(zero, moments))
+        if renew != 1.0:
+            self._processes.check_single("renew")
+            self._change.keep(self.net.parameters())
+        params = self.network.germinate(index, number, kind, Births(zero, moments, renew))
         seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
         moves = lifecycle.germinate(table, 0, index, seed, self.network.rules)
         self.network.sync()
