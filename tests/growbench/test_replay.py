@@ -80,7 +80,7 @@ def test_episodes_of_one_rng_seed_are_equal_and_families_can_be_chosen(recording
 def test_observations_do_not_depend_on_later_decisions_or_losses(recording: Path, tmp_path: Path) -> None:
     shutil.copytree(recording, tmp_path, dirs_exist_ok=True)
     later = "SELECT * REPLACE (CASE WHEN step > 14 THEN 9.0 ELSE {0} END AS {0}) FROM read_parquet(FILE)"
-    for column in ("val_loss", "train_loss", "gradient_norm"):
+    for column in ("val_loss", "train_loss", "host_gradient_norm"):
         rewritten(tmp_path, "steps", later.format(column))
     rewritten(tmp_path, "plans", "SELECT * FROM read_parquet(FILE) WHERE plan IN ('', '2')")
     for ours, theirs in zip(load(tmp_path), load(recording), strict=True):

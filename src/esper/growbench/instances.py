@@ -57,7 +57,7 @@ FAMILIES: Final = {
 class GrowthInstance(msgspec.Struct, frozen=True):
     """Task with one width, learning rate, batch size, share of the data, and budget."""
 
-    number: int
+    instance: int
     family: str
     task: str
     width: int

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from esper.growbench.instances import DECISION_POINTS, OPERATOR, RNG_SEEDS, GrowthInstance, Plan, plans_of
 from esper.growbench.store import (
-    NOT_REPEATED,
     PlanRow,
     RecordingError,
     StepRow,
@@ -27,11 +24,11 @@ from esper.growbench.store import (
     rows_of,
     text_of,
 )
-from esper.leyline import EnvFacts
+from esper.leyline import EnvFacts, EsperError
 from esper.leyline.factored_actions import IntArray
 from esper.run.factories import one_thread
 from esper.study.processes import in_processes
-from esper.tolaria.env import EpisodeReport, MorphEnv
+from esper.tolaria.env import MorphEnv
 from esper.tolaria.plan_tree import run_plans
 
 BIT_SETTINGS: Final = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
@@ -61,8 +58,9 @@ def record_cell(drawn: GrowthInstance, rng_seed: int, plans: Sequence[Plan]) -> 
 
         def observe(done: Sequence[tuple[int, None]], facts: EnvFacts) -> None:
             nonlocal began
-            plan, now = tuple(step for step, _ in done), time.process_time()
-            rows[plan, facts.epoch] = _step_row(drawn.number, rng_seed, plan, env, facts, now - began)
+            plan, spent = tuple(step for step, _ in done), time.process_time() - began
+            key = {"instance": drawn.instance, "rng_seed": rng_seed, "plan": text_of(plan)}
+            rows[plan, facts.epoch] = _step_row(env, facts, **key, cpu_seconds=spent)
             began = time.process_time()
 
         observe((), facts)
@@ -70,12 +68,20 @@ def record_cell(drawn: GrowthInstance, rng_seed: int, plans: Sequence[Plan]) -> 
         ended: list[PlanRow] = []
         for finished in run_plans(env, trees, _insert, observe):
             plan = tuple(step for step, _ in finished.plan)
-            path = [
-                rows.get((tuple(s for s in plan if s < step), step)) for step in range(env.task.horizon + 1)
-            ]
-            seconds = sum(row.cpu_seconds for row in path if row is not None)
-            ended.append(_plan_row(drawn, rng_seed, plan, env, finished.report, seconds))
+            path = [(tuple(s for s in plan if s < step), step) for step in range(env.task.horizon + 1)]
+            seconds = sum(rows[node].cpu_seconds for node in path if node in rows)
+            costs = {"flops": env.host.meter.ledger.charged, "cpu_seconds": seconds}
+            values = _shared(drawn, PlanRow) | _shared(finished.report, PlanRow) | costs
+            ended.append(PlanRow(rng_seed=rng_seed, plan=text_of(plan), bits=bits(), **values))
     return Cell(list(rows.values()), ended)
+
+
+def _tried(drawn: GrowthInstance, rng_seed: int, plans: Sequence[Plan]) -> Cell | str:
+    """Return the cell, or the reason why it cannot be recorded, such as a diverged training."""
+    try:
+        return record_cell(drawn, rng_seed, plans)
+    except EsperError as error:
+        return f"instance {drawn.instance}, rng seed {rng_seed}, is not recorded: {error}"
 
 
 def _insert(env: MorphEnv, _: None) -> IntArray:
@@ -86,9 +92,7 @@ def _insert(env: MorphEnv, _: None) -> IntArray:
     return env.action_space.action("germinate", slot=name, blueprint="stack")[0]
 
 
-def _step_row(
-    number: int, rng_seed: int, plan: Plan, env: MorphEnv, facts: EnvFacts, seconds: float
-) -> StepRow:
+def _step_row(env: MorphEnv, facts: EnvFacts, **key: Any) -> StepRow:
     table = env.table
     newest = int(table.seed_id[0].argmax()) if table.occupied.any() else None
 
@@ -96,48 +100,20 @@ def _step_row(
         return math.nan if newest is None else float(values[0, newest])
 
     return StepRow(
-        number,
-        rng_seed,
-        text_of(plan),
-        facts.epoch,
-        facts.train_loss,
-        facts.train_score,
-        facts.val_loss,
-        facts.val_score,
-        env.host.validation_error() if facts.epoch in DECISION_POINTS else math.nan,
-        facts.host_gradient_norm,
-        facts.minibatches,
-        facts.minibatches_left,
-        facts.params,
-        env.host.meter.ledger.charged,
-        facts.candidate_cost,
-        of_newest(table.contribution),
-        of_newest(table.contribution_error),
-        of_newest(table.gradient_norm_ratio),
-        seconds,
-    )
-
-
-def _plan_row(
-    drawn: GrowthInstance, rng_seed: int, plan: Plan, env: MorphEnv, report: EpisodeReport, seconds: float
-) -> PlanRow:
-    properties = msgspec.structs.asdict(drawn)
-    properties["instance"] = properties.pop("number")
-    return PlanRow(
-        rng_seed=rng_seed,
-        plan=text_of(plan),
-        **properties,
-        val_loss=report.val_loss,
-        test_loss=report.test_loss,
-        val_score=report.val_score,
-        test_score=report.test_score,
-        params=report.params,
+        **key,
+        **_shared(facts, StepRow),
+        step=facts.epoch,
+        val_error=env.host.validation_error() if facts.epoch in DECISION_POINTS else math.nan,
         flops=env.host.meter.ledger.charged,
-        cpu_seconds=seconds,
-        rollbacks=report.rollbacks,
-        bits=bits(),
-        cpu=platform.processor() or platform.machine(),
+        contribution=of_newest(table.contribution),
+        contribution_error=of_newest(table.contribution_error),
+        gradient_ratio=of_newest(table.gradient_norm_ratio),
     )
+
+
+def _shared(source: Any, kind: type[StepRow] | type[PlanRow]) -> dict[str, Any]:
+    """Return the attributes of facts or of a report that are columns of a row."""
+    return {name: getattr(source, name) for name in kind.__struct_fields__ if hasattr(source, name)}
 
 
 def record(
@@ -171,13 +147,16 @@ def record(
             _check_bits(recorded)
         done = set(zip(found["instance"].tolist(), found["rng_seed"].tolist(), strict=True))
     jobs = [
-        (drawn, rng_seed, plans(drawn.number))
+        (drawn, rng_seed, plans(drawn.instance))
         for drawn in instances
         for rng_seed in RNG_SEEDS
-        if (drawn.number, rng_seed) not in done
+        if (drawn.instance, rng_seed) not in done
     ]
     until = time.monotonic() + 3600 * hours
-    for cell in in_processes(record_cell, jobs, processes):
+    for cell in in_processes(_tried, jobs, processes):
+        if isinstance(cell, str):
+            notify(cell)
+            continue
         append(folder, cell.steps)
         append(folder, cell.plans)  # A cell counts as recorded once its plans are stored, which come last.
         first, seconds = cell.plans[0], sum(row.cpu_seconds for row in cell.steps)
@@ -204,11 +183,7 @@ def regenerate(folder: Path, number: int, rng_seed: int, plan: Plan | None = Non
     Raises:
         RecordingError: The cell or the plan was not recorded, or this process computes other bits.
     """
-    stored = [
-        rows_of(kind, columns_of(folder, kind), instance=number, rng_seed=rng_seed)
-        for kind in (StepRow, PlanRow)
-    ]
-    steps, plans = cast(list[StepRow], stored[0]), cast(list[PlanRow], stored[1])
+    plans = rows_of(folder, PlanRow, instance=number, rng_seed=rng_seed)
     wanted = [row for row in plans if plan is None or row.plan == text_of(plan)]
     if not wanted:
         raise RecordingError(
@@ -220,6 +195,7 @@ def regenerate(folder: Path, number: int, rng_seed: int, plan: Plan | None = Non
     _check_bits(wanted[0].bits)
     cell = record_cell(wanted[0].drawn, rng_seed, [plan_of(row.plan) for row in wanted])
     again = {_key(row): row for row in (*cell.steps, *cell.plans)}
+    steps = rows_of(folder, StepRow, instance=number, rng_seed=rng_seed)
     kept = {_key(row): row for row in (*steps, *wanted)}
     return len(again), [line for key, row in again.items() for line in _differences(kept.get(key), row)]
 
@@ -243,6 +219,6 @@ def _differences(stored: StepRow | PlanRow | None, again: StepRow | PlanRow) -> 
     return [
         f"{name}: {field} was {old}, is {new}"
         for field in again.__struct_fields__
-        if field not in NOT_REPEATED
+        if field != "cpu_seconds"
         and (old := repr(getattr(stored, field))) != (new := repr(getattr(again, field)))
     ]

@@ -103,10 +103,9 @@ def load(folder: Path | str = PACKAGED) -> list[Cell]:
         >>> cells = esper.growbench.load()
         >>> cells[0].regret(())
     """
-    steps, plans = columns_of(Path(folder), StepRow), rows_of(PlanRow, columns_of(Path(folder), PlanRow))
+    steps = columns_of(Path(folder), StepRow)
     cells: dict[tuple[int, int], Cell] = {}
-    for row in plans:
-        assert isinstance(row, PlanRow)
+    for row in rows_of(Path(folder), PlanRow):
         cells.setdefault((row.instance, row.rng_seed), Cell({})).plans[plan_of(row.plan)] = row
     keys = np.stack([steps["instance"], steps["rng_seed"]], axis=1)
     begins = np.flatnonzero(np.r_[True, (keys[1:] != keys[:-1]).any(axis=1)])
@@ -162,8 +161,10 @@ def _path(place: Mapping[tuple[Plan, int], int], prefix: Plan, until: int) -> li
 def _observe(drawn: PlanRow, prefix: Plan, path: Mapping[str, NDArray[Any]]) -> Features:
     now, last = {name: column[-1] for name, column in path.items()}, len(path["step"]) - 1
     losses, validated = path["train_loss"], path["val_loss"]
-    recent = slice(max(last // 2, 1), None)
+    # A step whose share of the budget is less than a minibatch trains nothing and has no training loss.
+    recent = np.flatnonzero(~np.isnan(losses) & (path["step"] >= max(last // 2, 1)))
     slope, error = _per_doubling(path["step"][recent], losses[recent])
+    fitted = float(losses[recent].mean()) if len(recent) else math.nan
     values = {
         "progress": last / STEPS,
         "blocks": len(prefix) / MOST_BLOCKS,
@@ -178,10 +179,12 @@ def _observe(drawn: PlanRow, prefix: Plan, path: Mapping[str, NDArray[Any]]) -> 
         "progress_of_loss": math.log(now["val_loss"] / validated[0]),
         "val_noise": now["val_error"] / now["val_loss"],
         "gap": math.log(now["val_loss"] / losses[-1]),
-        "gain_per_doubling": -slope / losses[-1],
-        "gain_error": error / losses[-1],
+        "gain_per_doubling": -slope / fitted,
+        "gain_error": error / fitted,
         "last_gain": math.log(losses[-2] / losses[-1]) if last > 1 else math.nan,
-        "log_gradient": math.log(now["gradient_norm"] / path["gradient_norm"][1]) if last else math.nan,
+        "log_gradient": math.log(now["host_gradient_norm"] / path["host_gradient_norm"][1])
+        if last
+        else math.nan,
         "contribution": now["contribution"],
         "contribution_error": now["contribution_error"],
         "gradient_ratio": now["gradient_ratio"],

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 import duckdb
 import msgspec
@@ -45,7 +45,7 @@ class StepRow(msgspec.Struct, frozen=True):
     val_score: float
     val_error: float
     """Standard error of the validation loss over the validation samples; at decision points only."""
-    gradient_norm: float
+    host_gradient_norm: float
     """Mean norm of the gradient of the host over the minibatches of the step, before clipping."""
     minibatches: int
     minibatches_left: float
@@ -87,20 +87,16 @@ class PlanRow(msgspec.Struct, frozen=True):
     rollbacks: int
     bits: str
     """Settings that determine the last bits of all numbers, such as the version of torch."""
-    cpu: str
-    """Name of the processor."""
 
     @property
     def drawn(self) -> GrowthInstance:
         """Instance of the plan, as it was drawn for the recording."""
-        names = GrowthInstance.__struct_fields__
-        return GrowthInstance(self.instance, *(getattr(self, name) for name in names[1:]))
+        return GrowthInstance(*(getattr(self, name) for name in GrowthInstance.__struct_fields__))
 
 
-NOT_REPEATED: Final = ("cpu_seconds", "cpu")
-"""Columns that differ when a plan is trained again."""
-Kind = type[StepRow] | type[PlanRow]
+R = TypeVar("R", StepRow, PlanRow)
 _FOLDERS: Final = {StepRow: "steps", PlanRow: "plans"}
+_KEYS: Final = {StepRow: "instance, rng_seed, plan, step", PlanRow: "instance, rng_seed, plan"}
 
 
 def text_of(plan: Sequence[int]) -> str:
@@ -119,7 +115,7 @@ def plan_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(","))) if text else ()
 
 
-def append(folder: Path, rows: Sequence[StepRow] | Sequence[PlanRow]) -> None:
+def append(folder: Path, rows: Sequence[R]) -> None:
     """Add the rows of one instance and rng seed to their file, in place of earlier rows of the same.
 
     The file is replaced as a whole, so that a reader or a crash finds the old file or the new one.
@@ -129,24 +125,23 @@ def append(folder: Path, rows: Sequence[StepRow] | Sequence[PlanRow]) -> None:
     """
     kind, first = type(rows[0]), rows[0]
     path = folder / _FOLDERS[kind] / f"{first.instance // PER_FILE:03d}.parquet"
-    types = {name: _SQL[hint.__name__] for name, hint in get_type_hints(kind).items()}
-    old = f"SELECT * FROM read_parquet({_quoted(path)}) WHERE (instance, rng_seed) != (?, ?) UNION ALL"
-    lines = [msgspec.json.encode(row).decode() for row in rows]
-    structure = json.dumps(types)
-    new = f"SELECT unnest(from_json_strict(line, '{structure}')) FROM (SELECT unnest(?::VARCHAR[]) AS line)"
-    rows_query = f"{old if path.exists() else ''} {new}"
-    order = ", ".join(list(types)[: 4 if kind is StepRow else 3])
-    values: list[Any] = [lines]
+    types = json.dumps({name: _SQL[hint.__name__] for name, hint in get_type_hints(kind).items()})
+    table = f"SELECT unnest(from_json_strict(line, '{types}')) FROM (SELECT unnest(?::VARCHAR[]) AS line)"
+    values: list[Any] = [[msgspec.json.encode(row).decode() for row in rows]]
     if path.exists():
+        old = f"SELECT * FROM read_parquet({_quoted(path)}) WHERE (instance, rng_seed) != (?, ?)"
+        table = f"{old} UNION ALL {table}"
         values = [first.instance, first.rng_seed, *values]
     with save_errors(path, RecordingError):
         make_folder(path.parent)
         partial = partial_of(path)
         try:
             with duckdb.connect(config={"threads": "1"}) as database:
-                table = f"SELECT * FROM ({rows_query}) ORDER BY {order}"
-                target = f"{_quoted(partial)} (FORMAT parquet, COMPRESSION zstd)"
-                database.execute(f"COPY ({table}) TO {target}", values)
+                database.execute(
+                    f"COPY (SELECT * FROM ({table}) ORDER BY {_KEYS[kind]}) TO {_quoted(partial)}"
+                    " (FORMAT parquet, COMPRESSION zstd)",
+                    values,
+                )
             os.replace(partial, path)
         except duckdb.Error as error:
             raise _damage(path, error) from None
@@ -154,7 +149,7 @@ def append(folder: Path, rows: Sequence[StepRow] | Sequence[PlanRow]) -> None:
             partial.unlink(missing_ok=True)
 
 
-def columns_of(folder: Path, kind: Kind) -> Columns:
+def columns_of(folder: Path, kind: type[StepRow] | type[PlanRow]) -> Columns:
     """Return all rows of a kind, sorted by instance, rng seed, plan and step, as one array per column.
 
     Raises:
@@ -166,24 +161,22 @@ def columns_of(folder: Path, kind: Kind) -> Columns:
             f"'{folder}' has no recording; give the folder of one, or record one with esper growbench record"
             " --out FOLDER"
         )
-    names = list(kind.__struct_fields__)
-    keys = names[: 4 if kind is StepRow else 3]
+    names = ", ".join(kind.__struct_fields__)
     found: list[Columns] = []
     for path in paths:
         try:
             with duckdb.connect(config={"threads": "1"}) as database:
-                query = (
-                    f"SELECT {', '.join(names)} FROM read_parquet({_quoted(path)}) ORDER BY {', '.join(keys)}"
-                )
-                columns = database.execute(query).fetchnumpy()
+                table = f"SELECT {names} FROM read_parquet({_quoted(path)}) ORDER BY {_KEYS[kind]}"
+                columns = database.execute(table).fetchnumpy()
         except duckdb.Error as error:
             raise _damage(path, error) from None
-        found.append({name: np.ma.filled(columns[name], np.nan) for name in names})
-    return {name: np.concatenate([columns[name] for columns in found]) for name in names}
+        found.append({name: np.ma.filled(columns[name], np.nan) for name in kind.__struct_fields__})
+    return {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
 
 
-def rows_of(kind: Kind, columns: Columns, **where: int) -> list[StepRow] | list[PlanRow]:
-    """Return the rows of columns whose values equal those of ``where``."""
+def rows_of(folder: Path, kind: type[R], **where: int) -> list[R]:
+    """Return the rows of a kind whose columns have the values of ``where``."""
+    columns = columns_of(folder, kind)
     chosen = np.full(len(columns["plan"]), True)
     for name, value in where.items():
         chosen &= columns[name] == value
