@@ -194,9 +194,11 @@ def regenerate(folder: Path, number: int, rng_seed: int, plan: Plan | None = Non
         )
     _check_bits(wanted[0].bits)
     cell = record_cell(wanted[0].drawn, rng_seed, [plan_of(row.plan) for row in wanted])
-    again = {_key(row): row for row in (*cell.steps, *cell.plans)}
+    made: list[StepRow | PlanRow] = [*cell.steps, *cell.plans]
+    again = {_key(row): row for row in made}
     steps = rows_of(folder, StepRow, instance=number, rng_seed=rng_seed)
-    kept = {_key(row): row for row in (*steps, *wanted)}
+    stored: list[StepRow | PlanRow] = [*steps, *wanted]
+    kept = {_key(row): row for row in stored}
     return len(again), [line for key, row in again.items() for line in _differences(kept.get(key), row)]
 
 

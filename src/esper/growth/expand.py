@@ -17,8 +17,8 @@ from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.blueprints.tokens import low_rank
 from esper.kasmina.blueprints.widen import NewUnits
 from esper.kasmina.dry_run import dry_forward
-from esper.kasmina.graft import description_of
 from esper.kasmina.insertion_search import are_equal
+from esper.kasmina.seed_description import description_of
 from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import Style

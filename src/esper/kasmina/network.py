@@ -20,13 +20,14 @@ from esper.kasmina.birth import Births, BlockCall, captured_call, is_offered, ze
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
 from esper.kasmina.blueprints.stack import Stack
 from esper.kasmina.edits import Argument
+from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import Graft, Participation, SideGraft
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.renewal import renew_blocks
 from esper.kasmina.seed_description import described
-from esper.kasmina.sites import Output, Site
+from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach, check_compatible
 from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed
 from esper.leyline.rules import ActionSpace, LifecycleRules

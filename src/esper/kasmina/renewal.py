@@ -66,7 +66,7 @@ def renew(modules: Iterable[nn.Module], factor: float) -> list[nn.Parameter]:
             "no matrix of the network's blocks can get fresh initial values; give their class a method"
             " reset_parameters(), or leave renew at 1"
         )
-    torch._foreach_copy_(parameters, values)
+    torch._foreach_copy_(list[torch.Tensor](parameters), values)
     return parameters
 
 
