@@ -274,8 +274,7 @@ class MorphogeneticModel(nn.Module):
         return zero_outputs(seed, called, site.insertion.features, site.output.features)
 
     def _copied(self, slot: int) -> nn.Module | None:
-        """Return the block that a ``stack`` seed at ``slot`` copies: the nearest upstream ``stack`` seed that
-        copied the same block or, if there is none, the block of the host."""
+        """Return the block that a ``stack`` seed copies: the nearest upstream copy of its block, or the block."""
         found = next(iter(self.slots[slot].block), None)
         for index, earlier in enumerate(self.slots[:slot]):
             is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"
