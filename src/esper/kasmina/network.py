@@ -274,7 +274,7 @@ class MorphogeneticModel(nn.Module):
         return zero_outputs(seed, called, site.insertion.features, site.output.features)
 
     def _copied(self, slot: int) -> nn.Module | None:
-        """Return the block that a ``stack`` seed copies: the nearest upstream copy of it, or the block itself."""
+        """Return the block that a ``stack`` seed copies: the nearest upstream copy of it, or itself."""
         found = next(iter(self.slots[slot].block), None)
         for index, earlier in enumerate(self.slots[:slot]):
             is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"
