@@ -76,7 +76,7 @@ def main() -> None:
             with one_thread():
                 parts.append(f"## {name}, rng seed {rng_seed}\n\n{advice(known[name], rng_seed)}")
             print(parts[-1], flush=True)
-    (HERE / "verdicts.md").write_text("\n".join(parts))
+            (HERE / "verdicts.md").write_text("\n".join(parts))
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import load_file
 
 import esper
 from esper.files.atomic_write import SaveError
 from esper.karn.run import open_run
-from esper.kasmina import network_file
 from esper.leyline.errors import EsperError, GrowthWarning
 from esper.leyline.rows import TABLES
 from esper.nissa.alert_rules import MACHINE_RULES
@@ -83,7 +83,7 @@ def begin_growth(*, resume: bool = False) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GrowthWarning)  # Attribute ``unsaved`` has the same text.
         grown = grow(network(), epochs=2, controller="mlp@0:1", show=lambda _: None, out=RUN, resume=resume)
-    network_file.save(grown.net.state_dict(), OUT)
+    grown.save(OUT)
     if grown.unsaved is not None:
         raise SaveError(grown.unsaved)
 
@@ -98,7 +98,7 @@ def resume_growth() -> None:
 
 def check_growth(whole: Path) -> None:
     assert rows_of(whole / RUN) == rows_of(RUN)
-    assert weights_equal(torch.load(OUT), torch.load(whole / OUT))
+    assert weights_equal(load_file(OUT), load_file(whole / OUT))
 
 
 def weights_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -114,7 +114,7 @@ def begin_run() -> None:
 
 def check_run(whole: Path) -> None:
     assert rows_of(whole / RUN) == rows_of(RUN)
-    name = "model/episode-0.pt"
+    name = "model/episode-0.safetensors"
     ours, theirs = esper.load(RUN / name), esper.load(whole / RUN / name)
     assert weights_equal(ours.state_dict(), theirs.state_dict())
 

@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError, HostError
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import module_task
+from tests.growth.interrupts import interrupted
 from tests.growth.models import WORDS, NamedBlock, OneBlock, ResNet
 from tests.tolaria.building import WAIT, plant
 
@@ -55,6 +57,27 @@ def evaluate(net: nn.Module) -> Callable[[], list[float]]:
 def test_auto_slots_are_the_blocks_of_a_network_with_a_single_block() -> None:
     net, optimizer = trained()
     assert growing(net, optimizer).slots == ("blocks.0",)
+
+
+def test_blocks_of_a_user_are_renewed_only_on_request_and_wholly_or_not_at_all() -> None:
+    def planted(renew: float, line: int = -1) -> tuple[dict[str, Tensor], int]:
+        net, optimizer = trained(blocks=2)
+        growth = Growth(net, optimizer, sample=TOKENS, mode="min", slots=["blocks.1"], controller=None)
+        with suppress(KeyboardInterrupt), interrupted(line, signalled=False) as lines:
+            growth.germinate("blocks.1", "stack", zero=True, renew=renew)
+        return {name: p.detach().clone() for name, p in net.named_parameters()}, lines[0]
+
+    before = dict(trained(blocks=2)[0].named_parameters())
+    kept, count = planted(1.0)
+    assert all(torch.equal(value, kept[name]) for name, value in before.items())
+    renewed, count = planted(0.6)
+    changed = {name for name, value in before.items() if not torch.equal(value, renewed[name])}
+    assert changed == {n for n, p in before.items() if n.startswith("blocks.") and p.ndim > 1}
+    for line in range(count - 60, count, 7):
+        left, _ = planted(0.6, line)
+        assert len(left) in (len(before), len(renewed))
+        expected = renewed if len(left) == len(renewed) else before
+        assert all(torch.equal(value, left[name]) for name, value in expected.items())
 
 
 def test_block_with_zeroed_output_projections_leaves_outputs_bit_equal_and_then_learns() -> None:
@@ -170,7 +193,7 @@ def test_state_of_growth_then_of_network_resume_in_a_new_network() -> None:
     second = torch.optim.AdamW(other.parameters(), lr=1e-2)
     again = growing(other, second)
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(HostError, match="the state has 2 blocks in 'blocks', and this network has 1; load"):
+    with pytest.raises(HostError, match="the state has 2 blocks in 'blocks', and this network has 1; call"):
         other.load_state_dict(weights)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
     again.load_state_dict(state)
@@ -189,7 +212,7 @@ def test_state_with_more_blocks_is_refused_if_the_network_is_a_sequential_inside
     growth.germinate("1", "stack")
     weights = copy.deepcopy(whole.state_dict())
     growth.prune("1")
-    with pytest.raises(HostError, match="the state has 3 blocks in 'net', and this network has 2; load"):
+    with pytest.raises(HostError, match="the state has 3 blocks in 'net', and this network has 2; call"):
         whole.load_state_dict(weights)
 
 
@@ -266,7 +289,8 @@ def test_diagnose_tries_one_more_block_of_a_network_with_a_single_block() -> Non
         net, loader(128), loader(64), loss=language_loss, optimizer=optimizer, steps=300, show=lines.append
     )
     assert lines[0].startswith("diagnosis of OneBlock: 4 candidates (stack, widen, mlp_small, attention)")
-    assert "tested: attention, mlp_small, stack, widen; places: 1; trained: 4 of 4." in str(diagnosis)
+    tested = "tested: attention, mlp_small, stack, widen; places: 1; trained: 4 of 4; weighed by seconds."
+    assert tested in str(diagnosis)
     assert diagnosis.cut_short
     assert ("blocks.0", "stack") in {(row.place, row.blueprint) for row in diagnosis.rows}
     assert len(net.blocks) == 1

@@ -120,6 +120,29 @@ def test_end_epoch_measures_at_most_four_seeds_and_prefers_those_measured_longes
 # --- BatchNorm --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_batch_norm_network_is_evaluated_once_per_epoch_and_once_more_for_a_seed(is_planted: bool) -> None:
+    images = torch.randn(8, 1, 8, 8)
+    net, optimizer, growth = started(ResNet(), sample=images, slots="layer1", calibrate=[images])
+    if is_planted:
+        growth.germinate("layer1", "conv_light")
+    net(images).sum().backward()
+    optimizer.step()
+    calls, drawn = [], torch.get_rng_state()
+
+    def evaluate() -> float:
+        calls.append(float(torch.rand(())))
+        return float(net(images).detach().mean())
+
+    growth.end_epoch(evaluate)
+    assert len(calls) == 1 + is_planted
+    assert len(set(calls)) == 1
+    after = torch.rand(())
+    torch.set_rng_state(drawn)
+    assert torch.rand(()) == calls[0]
+    assert torch.rand(()) == after  # The random state is that after a single evaluation.
+
+
 def test_contribution_in_a_network_with_batch_norm_is_marked_uncalibrated_without_calibration_data() -> None:
     images = torch.randn(8, 1, 8, 8)
     net, optimizer, growth = started(ResNet(), sample=images, slots="layer2")

@@ -528,7 +528,7 @@ def test_padded_tokens_on_the_left_do_not_influence_others_through_attention(
     growth.germinate("encoder.layer.0", "attention")
     train(net, {"input_ids": ids})
     if is_finished:
-        with pytest.warns(GrowthWarning, match="save_pretrained keeps the class's own layers only"):
+        with pytest.warns(GrowthWarning, match="from_pretrained of BertModel would leave out"):
             growth.finish()
     other = ids.clone()
     other[0, :2] = 19
@@ -577,3 +577,14 @@ def test_attention_is_no_candidate_and_warns_where_the_mask_of_the_network_canno
 
 def test_plain_cnn_grows_in_its_convolutions_and_not_in_its_head() -> None:
     assert grow(PlainCNN(), torch.randn(4, 1, 8, 8)).slots == ("conv1", "conv2", "norm", "conv3")
+
+
+def test_saved_network_with_a_copied_stage_loads(tmp_path: Path) -> None:
+    net, x = Stages(), torch.randn(2, 1, 8, 8)
+    growth = grow(net, x, ["stages.1", "stages.2"])
+    growth.germinate("stages.1", "stack")
+    growth.germinate("stages.2", "conv_light")
+    train(net, x)
+    growth.save(tmp_path / "net.pt")
+    loaded = esper.load(tmp_path / "net.pt", base=Stages())
+    assert torch.equal(loaded.eval()(x), net.eval()(x))

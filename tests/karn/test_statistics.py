@@ -1,5 +1,7 @@
 """Confidence intervals compared with tables of Student's t, and paired differences derived by hand."""
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -17,20 +19,20 @@ def test_half_width_of_a_confidence_interval_is_the_t_quantile_times_the_standar
     """If one of N values is 1 and the rest are 0, the standard error of the mean is 1/N."""
     found = estimate([1.0] + [0.0] * (values - 1))
     assert found.mean == pytest.approx(1 / values)
-    assert found.margin is not None
-    assert found.margin * values == pytest.approx(quantile, abs=5e-5)
+    assert found.half_width * values == pytest.approx(quantile, abs=5e-5)
+    assert found.size == values
 
 
 def test_single_value_has_no_confidence_interval() -> None:
     assert estimate([4.0]).mean == 4.0
-    assert estimate([4.0]).margin is None
+    assert math.isnan(estimate([4.0]).half_width)
 
 
 def test_paired_difference_of_two_arms_is_the_mean_difference_with_its_confidence_interval() -> None:
     """Differences 1 and 3 have mean 2, standard error 1 and one degree of freedom (t quantile 12.706)."""
     found = paired_difference([5.0, 8.0], [4.0, 5.0])
     assert found.mean == 2.0
-    assert found.margin == pytest.approx(12.7062, abs=5e-5)
+    assert found.half_width == pytest.approx(12.7062, abs=5e-5)
 
 
 def test_paired_difference_of_arms_with_different_numbers_of_values_is_refused() -> None:

@@ -72,7 +72,7 @@ class Realised(NamedTuple):
     realised: Paired
 
     def __str__(self) -> str:
-        predicted, realised = _shown(self.predicted), _shown(self.realised)
+        predicted, realised = shown(self.predicted), shown(self.realised)
         return f"{self.blueprint} at {self.place}: predicted {predicted}, realised {realised}"
 
 
@@ -246,7 +246,7 @@ class Diagnosis:
         )
 
     def _table(self) -> list[tuple[str, ...]]:
-        control = ("(train longer)", "", _shown(self.control), *("",) * 6, count(self.control_steps))
+        control = ("(train longer)", "", shown(self.control), *("",) * 6, count(self.control_steps))
         rows = [tuple(cell(row) for cell in COLUMNS.values()) for row in self.rows]
         return [tuple(COLUMNS), control, *rows]
 
@@ -254,8 +254,8 @@ class Diagnosis:
 COLUMNS: Final[dict[str, Callable[[CandidateRow], str]]] = {
     "place": lambda row: row.place,
     "blueprint": lambda row: row.blueprint,
-    "change of loss": lambda row: _shown(row.change),
-    "beyond training longer": lambda row: _shown(row.beyond),
+    "change of loss": lambda row: shown(row.change),
+    "beyond training longer": lambda row: shown(row.beyond),
     "parameters": lambda row: count(row.parameters),
     "compute": lambda row: flop(row.flops),
     "added to a step": lambda row: UNKNOWN if row.cost is None else f"{row.cost:.0%}",
@@ -266,7 +266,7 @@ COLUMNS: Final[dict[str, Callable[[CandidateRow], str]]] = {
 """Columns of the candidate table: heading, and function that formats the cell of a candidate."""
 
 
-def _shown(change: Paired | None) -> str:
+def shown(change: Paired | None) -> str:
     """Format a change of the loss with as many decimals as its standard error justifies."""
     if change is None:
         return UNKNOWN

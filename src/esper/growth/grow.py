@@ -46,7 +46,6 @@ from esper.growth.growth_events import GrowthEvent, ProgressLine
 from esper.growth.race_runners import CostUnit
 from esper.growth.step_costs import StepCosts
 from esper.growth.torch_wrappers import unwrapped
-from esper.kasmina import network_file
 from esper.kasmina.blueprints import all_blueprints
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.optimizer_groups import check_optimizer, rates_of, restore_rates
@@ -72,7 +71,6 @@ class Grown:
     events: tuple[GrowthEvent, ...]
     ledger: ComputeLedger
     """FLOPs and seconds of the whole call, by purpose such as training, validation or races."""
-    saved: dict[str, Any]
     unsaved: str | None = None
     """Error message if the run directory ``out`` could not be written completely, else None."""
 
@@ -100,8 +98,19 @@ class Grown:
         return "\n".join(lines)
 
     def save(self, path: Path | str) -> None:
-        """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns the network."""
-        network_file.save(self.saved, Path(path))
+        """Write the present weights of ``net`` and its seeds to ``path``; ``esper.load(path, base=Net())``
+        returns the network.
+
+        Args:
+            path: File to write, in the format safetensors; missing folders are made.
+
+        Raises:
+            HostError: The state dict of the network contains something other than tensors.
+            SaveError: The file could not be written; an older file at ``path`` is unchanged.
+        """
+        from esper.kasmina import network_file  # noqa: PLC0415  needed for files only
+
+        network_file.save(self.net, Path(path))
 
 
 def grow(  # noqa: PLR0913  all arguments but three are keyword-only
@@ -273,9 +282,8 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             for text in run.epochs_left():
                 _show(text, show)
             run.record_end()
-            saved = network_file.network_state(growth.network)
         unsaved = None if directory is None else directory.unsaved
-        grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, saved, unsaved)
+        grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, unsaved)
         _show_end(directory, show)
     return grown
 

@@ -12,20 +12,22 @@ from torch import Tensor, nn
 
 from esper.growth.argument_checks import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
+from esper.growth.pretrained_files import save_edits_with
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.kasmina import lifecycle, plain
 from esper.kasmina.actuator import settle
+from esper.kasmina.birth import Births
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.dry_run import call_order
 from esper.kasmina.incubation import shadow_loss_of, statistics_of, tensor_norms
-from esper.kasmina.network import Births, MorphogeneticModel
+from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import check_modes, find_sites
 from esper.kasmina.slot import notice_hooks
 from esper.kasmina.transaction import NO_CHANGE, Transaction, all_or_nothing, uninterrupted
-from esper.leyline.errors import BlueprintError, EsperError, GrowthWarning, SlotError, UnknownNameError
+from esper.leyline.errors import BlueprintError, EsperError, SlotError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, AlphaCurve
 from esper.leyline.reports import SeedStateReport, report_slots
 from esper.leyline.rows import StageMove
@@ -130,6 +132,7 @@ class ManualGrowth:
         alpha: float = 1.0,
         zero: bool = False,
         moments: bool = True,
+        renew: float = 1.0,
     ) -> GrowthEvent:
         """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
 
@@ -145,6 +148,8 @@ class ManualGrowth:
             zero: Whether the output projections of a copied block start at zero, so that the output of the
                 network does not change.
             moments: Whether the copy of a block also gets a copy of the optimiser state.
+            renew: Factor on the matrices of the present blocks of the kind of the copied one; fresh initial
+                values times the rest are added. 1 leaves them as they are.
 
         Returns:
             Event of kind ``germinated``.
@@ -169,7 +174,10 @@ class ManualGrowth:
         if not table.occupied[0, index]:
             table.clear(0, index)  # Planting by hand ignores the embargo of a slot.
         number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
-        params = self.network.germinate(index, number, kind, Births(zero, moments))
+        if renew != 1.0:
+            self._processes.check_single("renew")
+            self._change.keep(self.net.parameters())
+        params = self.network.germinate(index, number, kind, Births(zero, moments, renew))
         seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
         moves = lifecycle.germinate(table, 0, index, seed, self.network.rules)
         self.network.sync()
@@ -296,18 +304,15 @@ class ManualGrowth:
         for slot in list(self.network.incubating):
             self.prune(self.network.sites[slot].name)
         self._change.keep(plain.slot_weights(self.net))
-        grown = plain.finish(self.net, self.sample, merge=merge, groups=self.network.groups)
+        plain.finish(self.net, self.sample, merge=merge, groups=self.network.groups)
         for module in self._copies.modules:
             self._change.keep(plain.slot_weights(module))
             plain.finish(module, self.sample, merge=merge)
         self._processes.close()
         self._finished = True
-        if grown and hasattr(self.net, "save_pretrained"):
-            GrowthWarning.issue(
-                "save_pretrained keeps the class's own layers only, and from_pretrained would leave out the"
-                " seeds, and alphas of blocks below 1; save the network with torch.save(net, path), load it"
-                " with torch.load(path, weights_only=False)"
-            )
+        if hasattr(self.net, "save_pretrained"):
+            self._change.keep_containers([vars(self.net)])
+            save_edits_with(self.net)
         return self.net
 
     def abandon(self) -> list[str]:
@@ -333,16 +338,19 @@ class ManualGrowth:
     def save(self, path: Path | str) -> None:
         """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns a plain module.
 
+        Seeds that take part in the forward pass are saved, before and after ``finish``; incubating seeds are
+        left out.
+
         Args:
-            path: File to write; missing folders are made.
+            path: File to write, in the format safetensors; missing folders are made.
 
         Raises:
+            HostError: The state dict of the network contains something other than tensors.
             SaveError: The file could not be written; an older file at ``path`` is unchanged.
         """
-        self._check_unfinished("save")
         from esper.kasmina import network_file  # noqa: PLC0415  needed for files only
 
-        network_file.save(network_file.network_state(self.network), Path(path))
+        network_file.save(self.net, Path(path))
 
     # --- helpers --------------------------------------------------------------------------------------
 

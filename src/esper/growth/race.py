@@ -24,7 +24,6 @@ from esper.growth.batch_training import (
     untouched_streams,
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.first_order import score, scored_together
 from esper.growth.race_runners import (
     SEED_RATE,
     Blueprints,
@@ -35,6 +34,8 @@ from esper.growth.race_runners import (
     Runner,
     frozen,
     one_per_place_first,
+    score,
+    scored_together,
     share_of_rate,
     spread,
 )
@@ -190,7 +191,7 @@ class Race:
         """Score every candidate by the slope of the validation loss along the training gradient of its new
         seed, and sort the candidates by this score."""
         with evaluating(self.host), self.limit.charged(self._scoring_flops()):
-            score(self.host, self.candidates, self.training, self._some_parts(), self.loss)
+            score(self.host, self.candidates, [self.training, self._some_parts()], self.loss)
         self.candidates.sort(key=lambda each: -each.first_order)
 
     def _some_parts(self) -> list[Any]:

@@ -29,6 +29,7 @@ from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import place_in
 from esper.kasmina.transaction import uninterrupted
+from esper.kasmina.widening import WidthGraft
 from esper.leyline import HostError
 
 Blueprints = Mapping[Topology, Sequence[str]]
@@ -41,9 +42,7 @@ BETAS = (0.9, 0.99)
 """Betas of Adam in a race; its second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
 """Fraction of a heat in which the learning rate rises; in the rest of the heat it falls to zero, so that the
-weights settle before the measurement.
-"""
-
+weights settle before the measurement."""
 PEAK = "peak"
 """Key under which a parameter group stores its highest learning rate."""
 LEAST_PARTS = 8
@@ -348,3 +347,54 @@ def spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
     1, the last element."""
     last = len(ordered) - 1
     return [ordered[round(i * last / max(count - 1, 1))] for i in range(count)]
+
+
+def score(host: nn.Module, candidates: Sequence[Candidate], data: list[list[Any]], loss: Loss) -> None:
+    """Score every candidate by the slope of the validation loss along the training gradient of its new seed.
+
+    One forward pass contains many candidate seeds, because the output of a new seed is exactly zero. Backward
+    passes give training gradients g and validation gradients v. The score of a candidate is <g, v> / |g|, for
+    its seed.
+
+    Args:
+        host: Frozen network in evaluation mode.
+        candidates: Candidates; their field ``first_order`` is set.
+        data: Training batches and validation batches.
+        loss: Loss function.
+    """
+    for group in scored_together(candidates):
+        with ExitStack() as stack:
+            for each in group:
+                stack.enter_context(grafted(host, each.site, each.graft))
+            gradients = [_gradients(host, group, batches, loss) for batches in data]
+        for each, g, v in zip(group, *gradients, strict=True):
+            each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
+
+
+def scored_together(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Return the candidates in groups that fit into one forward pass.
+
+    A side module must not receive the hidden units that another candidate adds. The hooks of side modules run
+    first, if they are registered first, so only side modules between two layers are in conflict.
+    """
+    wider = [each for each in candidates if isinstance(each.graft, WidthGraft)]
+    between = {path for each in wider if each.site.pair for path in each.site.pair.unnormed}
+    others = [each for each in candidates if each not in wider]
+    inside = [each for each in others if each.site.path in between]
+    first = [each for each in others if each not in inside] + wider
+    return [group for group in (first, inside) if group]
+
+
+def _gradients(
+    host: nn.Module, group: Sequence[Candidate], batches: Sequence[Any], loss: Loss
+) -> list[Tensor]:
+    """Return the mean gradient of the seed of every candidate in ``group``, as a flat vector."""
+    parameters = [list(each.graft.parameters()) for each in group]
+    for each in group:
+        each.graft.zero_grad()
+    for batch in batches:
+        (loss_of(host, batch, loss) / len(batches)).backward()
+    return [
+        torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in own])
+        for own in parameters
+    ]

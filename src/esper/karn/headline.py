@@ -46,7 +46,7 @@ def conclude(run: Run, comparisons: Sequence[Comparison] = ()) -> Conclusion:
         headline = f"It reached {_reached(episodes)}{many}{_against_twins(episodes)}"
         facts = [_score_fact(episodes, "validation")]
         if (tested := episodes.estimate("test_score")) is not None:
-            facts.append(Fact("test", SCORE.estimate(tested), "read once, at the end"))
+            facts.append(Fact("test", str(tested), "read once, at the end"))
     sentences += map(comparison_text, comparisons)
     purpose = "training and measuring" if "counterfactual" in rows[0].flops else "training"
     return Conclusion(headline, sentences, facts + _cost_facts(run, episodes, comparisons, purpose))

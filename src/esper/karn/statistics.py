@@ -13,11 +13,19 @@ CONFIDENCE = 0.95
 
 
 class Estimate(NamedTuple):
-    """A mean with its 95 % confidence interval (Student's t)."""
+    """A mean with the half-width of its 95 % confidence interval (Student's t); the half-width is NaN for a
+    single value.
+    """
 
     mean: float
-    margin: float | None
-    """Half-width of the confidence interval; None for a single value."""
+    half_width: float
+    size: int
+    """Number of values over which the mean is taken."""
+
+    @property
+    def margin(self) -> float | None:
+        """Half-width of the confidence interval; None for a single value."""
+        return None if math.isnan(self.half_width) else self.half_width
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -25,6 +33,9 @@ class Estimate(NamedTuple):
         value.
         """
         return self.mean - (self.margin or 0.0), self.mean + (self.margin or 0.0)
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" + ("" if self.margin is None else f" ± {self.margin:.1f}")
 
 
 def mean(values: Iterable[float | None]) -> float | None:
@@ -39,9 +50,9 @@ def estimate(values: Sequence[float]) -> Estimate:
         raise ValueError("an estimate needs at least one value")
     count = len(values)
     if count == 1:
-        return Estimate(values[0], None)
+        return Estimate(values[0], math.nan, 1)
     error = statistics.stdev(values) / math.sqrt(count)
-    return Estimate(statistics.fmean(values), _t_quantile(count - 1) * error)
+    return Estimate(statistics.fmean(values), _t_quantile(count - 1) * error, count)
 
 
 def paired_difference(values: Sequence[float], control: Sequence[float]) -> Estimate:

@@ -66,10 +66,6 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         """
         self._is_stale = False
         self._next_look = 0.0
-        self._is_last = False
-        """Whether the terminal view is being closed, so that the next update is the last and must not
-        wait.
-        """
         self._seen: set[Stamp] | None = None
         """Stamps (table and time) of the rows with a log line; None before the first log line."""
         self._drawn: RenderableType = Text("waiting for the run to begin", style="dim")
@@ -93,10 +89,10 @@ class TerminalView(AbstractContextManager["TerminalView"]):
 
     def close(self) -> None:
         """Show all written rows and restore the terminal."""
-        self._is_stale, self._is_last = self._has_news, True
-        if self._live is None and self._has_news:
-            self._look()
-        elif self._live is not None:
+        if self._has_news:
+            with self._lock:
+                self._look()
+        if self._live is not None:
             self._live.stop()  # The method stop() of rich's Live draws the screen a last time.
 
     def __exit__(self, *error: object) -> None:
@@ -138,8 +134,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
     def _draw(self) -> RenderableType:
         with self._lock:
             is_resized = self._has_news and self._width != self._console.width
-            is_due = self._is_last or time.monotonic() >= self._next_look
-            if is_resized or (self._is_stale and is_due):
+            if is_resized or (self._is_stale and time.monotonic() >= self._next_look):
                 self._look()
             return self._drawn
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.block_notes import weights_of
 from esper.kasmina.blueprints import blueprint_named
+from esper.kasmina.edit_notes import weights_of
 from esper.kasmina.graft import BlockGraft, Graft
 from esper.kasmina.seed_description import described_causality, described_rank, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of

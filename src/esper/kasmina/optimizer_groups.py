@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final, Literal
 
-from torch import Size, nn
+from torch import Size, Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from esper.kasmina.optimizer_state import Enlarged, Group, clone_tree, extended, grows_with, joined_state
@@ -93,7 +93,7 @@ class OptimizerGroups:
             in_order = places == sorted(places) and -1 not in places
             group["params"].insert(later[0] if later and in_order else len(places), parameter)
 
-    def leave(self, slot: int, old: Iterable[nn.Parameter]) -> None:
+    def leave(self, slot: int, old: Iterable[Tensor]) -> None:
         """Remove the parameters ``old`` of the seed in ``slot`` from their groups, and delete their optimiser
         state."""
         gone = {id(parameter): parameter for parameter in old}
@@ -183,7 +183,7 @@ class OptimizerGroups:
             groups = self.optimisers[0].param_groups[-len(self._own) :]
             self._own = dict(zip(state["order"], groups, strict=True))
 
-    def _optimiser_of(self, parameter: nn.Parameter) -> Optimizer | None:
+    def _optimiser_of(self, parameter: Tensor) -> Optimizer | None:
         return next((o for o, group in self._groups if any(p is parameter for p in group["params"])), None)
 
     def near(self, module: nn.Module) -> list[list[nn.Parameter]]:

@@ -80,7 +80,9 @@ class Transaction(AbstractContextManager["Transaction"]):
             flags = {
                 n: v
                 for n, v in attributes.items()
-                if n in _FLAGS or (isinstance(v, int) and (numbers_layers(n) or names_width(n)))
+                if n in _FLAGS
+                or n in _PARTS
+                or (isinstance(v, int) and (numbers_layers(n) or names_width(n)))
             }
             self._structure.append(partial(attributes.update, flags))
             self.keep_containers(attributes[name] for name in _PARTS)

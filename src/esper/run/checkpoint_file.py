@@ -13,7 +13,6 @@ from typing import Any, Final
 import torch
 
 from esper.files.atomic_write import write_durably
-from esper.kasmina.network_file import encoded
 from esper.leyline import RunDirectoryError
 
 CHECKPOINT: Final = "checkpoint.pt"
@@ -21,7 +20,9 @@ CHECKPOINT: Final = "checkpoint.pt"
 
 def write_checkpoint(directory: Path, state: Mapping[str, Any]) -> None:
     """Write the checkpoint of a run; raises ``SaveError`` if that is not possible."""
-    content = encoded(dict(state))
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    content = buffer.getvalue()
     write_durably(directory / CHECKPOINT, _digest(content) + content)
 
 

@@ -14,7 +14,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from esper.karn.metric import SCORE
 from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import notify, printable
 from esper.run.run_config import RunConfig, Settings, checked, run_config
@@ -167,5 +166,5 @@ def _after_rent(report: EpisodeReport, rent: float) -> float:
 
 def _mean_and_lead(scores: Mapping[str, Sequence[float]], arm: str) -> tuple[str, str]:
     """Return the mean score of an arm, and the paired difference of the policy's score from it, as text."""
-    lead = "" if arm == "ppo" else SCORE.estimate(paired_difference(scores["ppo"], scores[arm]))
-    return SCORE.estimate(estimate(scores[arm])), lead
+    lead = "" if arm == "ppo" else str(paired_difference(scores["ppo"], scores[arm]))
+    return str(estimate(scores[arm])), lead
