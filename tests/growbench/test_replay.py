@@ -54,7 +54,7 @@ def test_plan_that_was_not_recorded_is_refused_with_the_nearest_one(recording: P
     assert not env.action_masks()[1]
 
 
-def test_environment_passes_the_checker_of_gymnasium(recording: Path) -> None:
+def test_environment_is_accepted_by_the_checker_of_gymnasium(recording: Path) -> None:
     env = gymnasium.make("esper/GrowBench-v0", folder=recording)
     plain = env.unwrapped
     assert isinstance(plain, GrowBenchEnv)

@@ -28,8 +28,8 @@ LEAST_BYTES: Final = 2
 """Smallest size of a number in a weight of which a copy can be trained."""
 
 LANES: Final = 32
-"""Largest number of values that torch computes at once on a CPU. Activation functions may round the values
-that are left at the end of a tensor in another way."""
+"""Largest number of values that torch computes at once on a CPU. Activation functions may give other last
+digits for the values that are left at the end of a tensor."""
 
 
 def expand(
