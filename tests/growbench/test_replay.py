@@ -54,7 +54,7 @@ def test_plan_that_was_not_recorded_is_refused_with_the_nearest_one(recording: P
     assert not env.action_masks()[1]
 
 
-def test_environment_passes_the_checker_of_gymnasium(recording: Path) -> None:
+def test_checker_of_gymnasium_accepts_the_environment(recording: Path) -> None:
     env = gymnasium.make("esper/GrowBench-v0", folder=recording)
     plain = env.unwrapped
     assert isinstance(plain, GrowBenchEnv)
@@ -137,3 +137,9 @@ def test_decision_that_was_not_recorded_is_counted_and_replaced(recording: Path)
     expected = {n: np.mean([c.regret((2, 5)) for c in cells if c.first.instance == n]) for n in (0, 1)}
     assert found.by_instance == pytest.approx(expected)
     assert found.refused == pytest.approx(0.8)
+
+
+def test_cells_of_one_family_cannot_be_evaluated(recording: Path) -> None:
+    cells = [cell for cell in load(recording) if cell.first.family == "one"]
+    with pytest.raises(RecordingError, match="cells are of 1 families; a controller needs at least 2"):
+        evaluate(cells, Recorder)

@@ -33,6 +33,7 @@ from esper.tolaria.plan_tree import run_plans
 
 BIT_SETTINGS: Final = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that choose the kernels of torch."""
+Row = StepRow | PlanRow
 
 
 class Cell(NamedTuple):
@@ -194,10 +195,10 @@ def regenerate(folder: Path, number: int, rng_seed: int, plan: Plan | None = Non
         )
     _check_bits(wanted[0].bits)
     cell = record_cell(wanted[0].drawn, rng_seed, [plan_of(row.plan) for row in wanted])
-    again = {_key(row): row for row in (*cell.steps, *cell.plans)}
-    steps = rows_of(folder, StepRow, instance=number, rng_seed=rng_seed)
-    kept = {_key(row): row for row in (*steps, *wanted)}
-    return len(again), [line for key, row in again.items() for line in _differences(kept.get(key), row)]
+    again: list[Row] = [*cell.steps, *cell.plans]
+    stored: list[Row] = [*rows_of(folder, StepRow, instance=number, rng_seed=rng_seed), *wanted]
+    kept = {_key(row): row for row in stored}
+    return len(again), [line for row in again for line in _differences(kept.get(_key(row)), row)]
 
 
 def _check_bits(recorded: str) -> None:
@@ -208,11 +209,11 @@ def _check_bits(recorded: str) -> None:
         )
 
 
-def _key(row: StepRow | PlanRow) -> tuple[str, int]:
+def _key(row: Row) -> tuple[str, int]:
     return row.plan, row.step if isinstance(row, StepRow) else -1
 
 
-def _differences(stored: StepRow | PlanRow | None, again: StepRow | PlanRow) -> list[str]:
+def _differences(stored: Row | None, again: Row) -> list[str]:
     name = f"plan '{again.plan}'" + (f", step {again.step}" if isinstance(again, StepRow) else "")
     if stored is None:
         return [f"{name} is missing in the recording"]
