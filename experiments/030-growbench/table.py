@@ -129,8 +129,9 @@ def main() -> None:
     families = list(dict.fromkeys(cell.first.family for cell in cells))
     instances = {cell.first.instance: cell.first.family for cell in cells}
     lines = [
-        f"Preliminary: {len(instances)} instances of {len(families)} families, {len(cells)} cells. Regret to the"
-        " best recorded plan of the cell in percent of the test loss, mean over instances with 95 % intervals;"
+        f"Preliminary: {len(instances)} instances of {len(families)} families, {len(cells)} cells. Regret to"
+        " the best recorded plan of the cell in percent of the test loss, mean over instances with 95 %"
+        " intervals;"
         " controllers are fitted without the family on which they are evaluated.",
         "",
         "| controller | regret % | " + " | ".join(families) + " | decisions not recorded |",
