@@ -42,10 +42,12 @@ def test_every_recorded_plan_is_replayed_with_its_regret(recording: Path) -> Non
 def test_plan_that_was_not_recorded_is_refused_with_the_nearest_one(recording: Path) -> None:
     env = GrowBenchEnv(recording)
     _, info = env.reset(options={"cell": 0})
+    assert list(info["action_mask"]) == [1, 1]
+    for _ in range(2):
+        _, _, _, _, info = env.step(0)
     assert list(info["action_mask"]) == [1, 0]
-    with pytest.raises(
-        RecordingError, match=r"plan \(0,\) was not recorded .* nearest recorded plan is \(2,\)"
-    ):
+    nearest = r"plan \(3,\) was not recorded .* nearest recorded plan is \(2,\)"
+    with pytest.raises(RecordingError, match=nearest):
         env.step(1)
     with pytest.raises(InvalidActionError, match="neither 0"):
         env.step(2)
