@@ -1,5 +1,5 @@
-"""Time of a training step in a user's training loop, in two ratios: live seeds to the finished (plain)
-network, and empty slots to no slots.
+"""Time of a training step in a user's training loop, in three ratios: live seeds to the finished (plain)
+network, empty slots to no slots, and an inserted block to a network written with that block.
 """
 
 import copy
@@ -15,6 +15,7 @@ from tests.growth.models import BasicBlock
 
 LIVE_LIMIT = 1.15
 EMPTY_LIMIT = 1.01
+DEPTH_LIMIT = 1.02
 LEAST_STEP_MS = 10.0
 """The limits on the overhead apply only if a training step without slots takes at least this many
 milliseconds.
@@ -26,10 +27,10 @@ time.
 
 
 class WideResNet(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 2) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 16, 3, padding=1)
-        self.layer1 = nn.Sequential(BasicBlock(16, 16), BasicBlock(16, 16))
+        self.layer1 = nn.Sequential(*(BasicBlock(16, 16) for _ in range(blocks)))
         self.layer2 = nn.Sequential(BasicBlock(16, 32, 2), BasicBlock(32, 32))
         self.fc = nn.Linear(32, 10)
 
@@ -40,18 +41,18 @@ class WideResNet(nn.Module):
 class Text(nn.Module):
     """Token model with an embedding, an ``nn.TransformerEncoder`` and a linear output layer."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: int = 2) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True, norm_first=True, dropout=0.0)
         self.embed = nn.Embedding(64, 64)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoder(layer, blocks, enable_nested_tensor=False)
         self.head = nn.Linear(64, 64)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(self.embed(x)))
 
 
-CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], tuple[tuple[str, str], ...]]] = {
+CASES: dict[str, tuple[Callable[..., nn.Module], Callable[[], Tensor], tuple[tuple[str, str], ...]]] = {
     "resnet": (
         WideResNet,
         lambda: torch.randn(48, 3, 16, 16),
@@ -100,3 +101,24 @@ def bench_two_live_seeds_and_empty_slots(name: str) -> None:
     assert times["bare"] >= LEAST_STEP_MS
     ratio(f"own loop, {name}", times, "empty slots", "bare", at_most=EMPTY_LIMIT)
     ratio(f"own loop, {name}", times, "live seeds", "finished", at_most=LIVE_LIMIT)
+
+
+@pytest.mark.parametrize(("name", "slot"), [("resnet", "layer1.1"), ("text", "encoder.layers.1")])
+def bench_inserted_block(name: str, slot: str) -> None:
+    build, sample, _ = CASES[name]
+    torch.manual_seed(0)
+    live, x, by_hand = build(), sample(), build(3)
+    growth = Growth(
+        live, torch.optim.AdamW(live.parameters()), sample=x, slots=slot, controller=None, mode="max"
+    )
+    growth.germinate(slot, "stack")
+    assert sum(p.numel() for p in live.parameters()) == sum(p.numel() for p in by_hand.parameters())
+    grown = copy.deepcopy(live)
+    growth.finish()
+    nets = {"written by hand": by_hand, "grown": grown, "grown and finished": live}
+    times = cpu_times(
+        {kind: stepping(net, x) for kind, net in nets.items()}, repeats=2, iterations=2 * ITERATIONS
+    )
+    assert times["written by hand"] >= LEAST_STEP_MS
+    for kind in ("grown", "grown and finished"):
+        ratio(f"one more block, {name}", times, kind, "written by hand", at_most=DEPTH_LIMIT)

@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from esper.growth import GrowthWarning
-from esper.hf import GrowthTrainerCallback
+from esper.hf import GrowthTrainerCallback, from_pretrained
 
 LENGTH = 32
 
@@ -49,10 +49,13 @@ def main() -> None:
     trainer.train()
     loss = trainer.evaluate()["eval_loss"]
 
-    warnings.simplefilter("ignore", GrowthWarning)  # finish() warns that save_pretrained would lose the seeds
+    warnings.simplefilter(
+        "ignore", GrowthWarning
+    )  # finish() warns that GPT2LMHeadModel would not read the seed
     model = growth.finish()
     print(f"{type(model).__name__}: {before:,} → {model.num_parameters():,} parameters, loss {loss:.3f}")
-    torch.save(model, "gpt2.pt")
+    model.save_pretrained("gpt2")
+    assert from_pretrained("gpt2").num_parameters() == model.num_parameters()
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.leyline import ActionSpace, EpochFacts, SlotTable, Stage, report_slots
-from esper.leyline.protocols import Decisions
+from esper.leyline.signals import Decisions
 from esper.tolaria.tasks.digits import load_digits
 
 

@@ -58,7 +58,7 @@ def main() -> None:
     finished = growth.finish()  # 3
     assert finished is net
     assert len(finished) == 8  # the same object with the same layers
-    torch.save(finished, "net.pt")  # holds torch modules only
+    growth.save("net.safetensors")  # esper.load("net.safetensors", base=...) reads it
 
 
 if __name__ == "__main__":

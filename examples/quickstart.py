@@ -62,9 +62,9 @@ def main() -> None:
     print(f"\n{grown.summary()}\nvalidation accuracy {accuracy:.1%}")
 
     net = grown.net  # still a ResNet, made of torch modules only
-    grown.save("grown.pt")
+    grown.save("grown.safetensors")
     x = torch.randn(3, 1, 8, 8)
-    assert torch.equal(esper.load("grown.pt", base=ResNet()).eval()(x), net(x))
+    assert torch.equal(esper.load("grown.safetensors", base=ResNet()).eval()(x), net(x))
 
 
 if __name__ == "__main__":

@@ -29,10 +29,10 @@ import numpy as np
 
 from esper.karn.drawing.curves import Curve, draw_curves
 from esper.karn.drawing.picture import Picture
-from esper.karn.resampling import FloatArray, excess, merit, merit_interval, merit_ratio
+from esper.karn.resampling import FloatArray, interval, largest, regrets
 from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
-from esper.tolaria.budget_marks import MARKS, branches
+from esper.tolaria.budget_marks import branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named
@@ -49,6 +49,7 @@ class Comparison(NamedTuple):
     """Marks of sizes that are far off at small ones and best at no later one; all six for selection."""
 
 
+MARKS = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 PYCODE = task_named("pycode_scaling")
 COMPARISONS = {
     "pycode_scaling": Comparison(PYCODE, "014-anytime", range(1, 7), TEST_SEEDS[1001:1006], {"2": 5, "6": 2}),
@@ -132,12 +133,12 @@ def references(losses: Losses, sizes: Sequence[str]) -> list[str]:
     return [min(means, key=lambda size: means[size][mark]) for mark in range(len(MARKS))]
 
 
-def above_reference(losses: Losses, arm: str, reference: Sequence[str], seeds: Sequence[int]) -> FloatArray:
-    """``excess [1, rng seed, mark]`` over the reference, for marks that the arm has with all these seeds."""
+def worst_regrets(losses: Losses, arm: str, reference: Sequence[str], seeds: Sequence[int]) -> FloatArray:
+    """Largest regret ``[draw]`` to the reference, over the marks that the arm has with all these seeds."""
     reach = min(len(losses[arm][seed]) for seed in seeds)
     own = np.array([losses[arm][seed][:reach] for seed in seeds])
     best = np.array([[losses[size][seed][m] for m, size in enumerate(reference[:reach])] for seed in seeds])
-    return excess(own[None], best)
+    return largest(regrets(own[None], best[None]), np.full(reach, True))
 
 
 def table(comparison: Comparison, losses: Losses) -> str:
@@ -156,7 +157,7 @@ def table(comparison: Comparison, losses: Losses) -> str:
     tested = {arm: seeds for arm, seeds in tested.items() if seeds}
     best = min(
         (size for size in sizes if size in tested),
-        key=lambda size: merit(above_reference(losses, size, reference, tested[size])),
+        key=lambda size: worst_regrets(losses, size, reference, tested[size])[0],
     )
     budgets = [f"{mark * (comparison.task.budget or 0) / 1e12:.3g}" for mark in MARKS]
     lines = [
@@ -167,13 +168,13 @@ def table(comparison: Comparison, losses: Losses) -> str:
         means = np.mean([losses[arm][seed][: reach[arm]] for seed in seeds], axis=0)
         cells = [f"**{v:.3f}**" if arm == reference[m] else f"{v:.3f}" for m, v in enumerate(means)]
         cells += ["–"] * (len(MARKS) - len(cells))
-        own = above_reference(losses, arm, reference, seeds)
+        own = worst_regrets(losses, arm, reference, seeds)
         common = [seed for seed in seeds if seed in tested[best]]
         ratio = ""
         if common and not arm.isdigit():
-            both = [above_reference(losses, name, reference, common) for name in (arm, best)]
-            ratio = "{:.2f} ({:.2f} … {:.2f})".format(*merit_ratio(*both))
-        worth = "{:.2f} ({:.2f} … {:.2f})".format(*(100 * v for v in merit_interval(own)))
+            both = [worst_regrets(losses, name, reference, common) for name in (arm, best)]
+            ratio = "{:.2f} ({:.2f} … {:.2f})".format(*interval(both[0] / both[1]))
+        worth = "{:.2f} ({:.2f} … {:.2f})".format(*(100 * v for v in interval(own)))
         lines.append(f"| {arm} | {' | '.join(cells)} | {worth} | {ratio} | {len(seeds)} |")
     return (
         "\n".join(lines) + f"\n\nBest size at each mark on the selection rng seed: {', '.join(reference)}.\n"

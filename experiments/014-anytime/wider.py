@@ -16,11 +16,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from run import COMPARISONS
+from run import COMPARISONS, MARKS
 
 from esper.run.factories import one_thread
 from esper.tamiyo import CountingController
-from esper.tolaria.budget_marks import MARKS, branches
+from esper.tolaria.budget_marks import branches
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS
 from esper.tolaria.tasks import task_named

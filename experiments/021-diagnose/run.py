@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,9 @@ from pairs import FAMILIES, INTENTS, draw_pair
 from torch.utils.data import DataLoader, TensorDataset
 from truth import host_loss, host_of, kind_of, longer, measure, values
 
+from esper.growth.diagnosis_report import CandidateRow, decide
 from esper.growth.race import Course, Heat
+from esper.growth.race_runners import Paired
 from esper.karn.statistics import estimate
 
 HERE = Path(__file__).parent
@@ -56,8 +60,9 @@ TABLES = {
 }
 """Title, set of pairs, file of diagnoses."""
 SHORT = Course((Heat(20, 8, 1 / 3), Heat(40, 2, 1.0)))
-MINUTES = 60.0
-"""No limit here, so that the table does not depend on the machine."""
+STEPS, MINUTES = 1_000_000, 60.0
+"""No limits here, so that the table does not depend on the machine."""
+diagnosing.DIAGNOSIS_STEPS = STEPS  # type: ignore[misc]  # Heats keep their length.
 
 
 def measured(part: str, *, fill: bool) -> list[dict[str, Any]]:
@@ -95,9 +100,11 @@ def diagnosed(part: str, version: str = "") -> None:
             train,
             val,
             loss=pair.loss,
+            steps=STEPS,
             minutes=MINUTES,
             slots=list(pair.places),
             blueprints=[pair.blueprint],
+            cost="flops",
         )
         _append(file, {"number": entry["number"], **json.loads(found.json())})
         print(
@@ -105,9 +112,32 @@ def diagnosed(part: str, version: str = "") -> None:
         )
 
 
+def decided(said: dict[str, Any]) -> dict[str, Any]:
+    """Return a recorded diagnosis with the verdict of the present threshold."""
+
+    def paired(value: dict[str, Any] | None) -> Paired | None:
+        return value and Paired(value["mean"], math.nan if value["error"] is None else value["error"])
+
+    names = [field.name for field in fields(CandidateRow)]
+    rows = [
+        CandidateRow(
+            **{name: row[name] for name in names if name in row and name not in ("change", "beyond")}
+        )
+        for row in said["rows"]
+    ]
+    rows = [
+        replace(row, change=paired(kept["change"]), beyond=paired(kept["beyond"]))
+        for row, kept in zip(rows, said["rows"], strict=True)
+    ]
+    verdict, best, _ = decide(said["val_loss"], rows, paired(said["control"]), said["control_steps"])
+    return {**said, "verdict": verdict, "place": best and best.place}
+
+
 def table(part: str, diagnoses: str) -> str:
     """Verdicts by kind, the bars, and every pair."""
     found = {entry["number"]: entry for entry in _read(HERE / f"diagnosis-{diagnoses}.jsonl")}
+    if diagnoses == part:
+        found = {number: decided(said) for number, said in found.items()}
     entries = [
         (truth, found[truth["number"]]) for truth in measured(part, fill=False) if truth["number"] in found
     ]

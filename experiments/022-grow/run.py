@@ -125,6 +125,7 @@ def run(name: str, arm: str, rng_seed: int) -> dict[str, Any]:
         validation,
         loss=F.cross_entropy,
         budget=budget_of(case),
+        cost="flops",
         optimizer=optimizer,
         controller="auto" if arm == "grow" else None,
         show=lambda _: None,
@@ -155,7 +156,7 @@ def diagnosed(name: str, rng_seed: int) -> str:
     )
     budget = budget_of(case)
     found = [
-        esper.diagnose(trained.net, train, validation, steps=steps, **known)
+        esper.diagnose(trained.net, train, validation, steps=steps, cost="flops", **known)
         for steps in (100 * case.steps, case.steps // 10)
     ]
     said = [f"{each.verdict} ({each.flops / budget:.1%} of the training's compute)" for each in found]
@@ -177,7 +178,7 @@ def whole(name: str, rng_seed: int) -> str:
             optimizer.step()
     trained = time.process_time()
     loss = F.cross_entropy
-    found = esper.diagnose(net, train, validation, loss=loss, minutes=60, optimizer=optimizer)
+    found = esper.diagnose(net, train, validation, loss=loss, minutes=60, optimizer=optimizer, cost="flops")
     seconds = (time.process_time() - trained) / (trained - began)
     flops = found.flops * case.steps * BATCH / (budget_of(case) * images * epochs)
     cost = f"{flops:.1%} of the compute and {seconds:.1%} of the CPU time of {epochs} epochs"

@@ -49,6 +49,7 @@ def train(out: Path) -> None:
         optimizer=optimizer,
         slots="layer?",
         epochs=EPOCHS,
+        cost="flops",
         out=run,
         resume=(run / CHECKPOINT).exists(),
         show=lambda line: None,

@@ -9,6 +9,7 @@ from esper.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from esper.growth.diagnose import diagnose, plant
+    from esper.growth.expand import expand
     from esper.growth.grow import grow
     from esper.growth.growth import Growth
     from esper.karn.run import open_run
@@ -24,6 +25,7 @@ _MODULES: Final = {
     "MorphogeneticModel": "esper.kasmina.network",
     "check_blueprint": "esper.kasmina.blueprint_check",
     "diagnose": "esper.growth.diagnose",
+    "expand": "esper.growth.expand",
     "grow": "esper.growth.grow",
     "harvest": "esper.kasmina.plain",
     "load": "esper.kasmina.network_file",

@@ -1,27 +1,37 @@
-"""Callback of ``transformers.Trainer`` that grows the model after every evaluation.
+"""Callback of ``transformers.Trainer`` that grows the model after every evaluation; reader of grown models.
 
 ::
 
     growth = esper.hf.GrowthTrainerCallback(sample=batch)
     Trainer(model, args, train_dataset=…, eval_dataset=…, callbacks=[growth]).train()
     model = growth.finish()
+    model.save_pretrained("grown")
+    model = esper.hf.from_pretrained("grown")
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import torch
-from torch import nn
-from transformers import EvalPrediction, Trainer, TrainerCallback
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, EvalPrediction, PreTrainedModel, Trainer, TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
-from esper.kasmina.block_notes import note_blocks
+from esper.growth.pretrained_files import save_edits_with
+from esper.kasmina.edit_list import decoded
+from esper.kasmina.edit_notes import note_edits
+from esper.kasmina.network_file import EDITS_FILE, build_or_refuse, check_base, misfit, read_edits
+from esper.kasmina.state_checks import NOTE
 from esper.leyline.errors import EsperError
 
+M = TypeVar("M", bound=PreTrainedModel)
 EVALUATED_BATCHES: Final = 32
 """Default number of evaluation batches on which each seed is measured."""
 LOSS: Final = "eval_loss"
@@ -97,7 +107,7 @@ class GrowthTrainerCallback(TrainerCallback, ExportableState):
     def on_init_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Attach empty slots to the model before the Trainer loads a checkpoint, which may have seeds."""
         self._growth = Growth(known["model"], sample=self._sample, **self._settings)
-        note_blocks(self._growth.net)
+        note_edits(self._growth.net)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
         """Bind the optimiser to ``Growth``; in a resumed training, restore the saved slots, seeds and
@@ -189,6 +199,87 @@ def _grouping(optimizer: Any, net: nn.Module) -> Callable[[], None] | None:
 
     found = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
     return regroup if found == [[id(p) for p in members] for members in wanted()] else None
+
+
+def from_pretrained(
+    folder: Path | str, model_class: type[M] | None = None, **settings: Any
+) -> M | PreTrainedModel:
+    """Return a grown model of transformers that ``save_pretrained`` wrote, as a plain module.
+
+    Models without ``esper.json``, whose configuration describes all growth, are read as well.
+
+    Args:
+        folder: Folder that ``save_pretrained`` of the finished model wrote.
+        model_class: Class of the model; the class that the configuration names unless given.
+        settings: Further arguments of ``model_class.from_pretrained``, such as ``dtype``.
+
+    Raises:
+        EsperError: ``esper.json`` is damaged or has another format, the class is unknown, or the folder is a
+            checkpoint in the middle of growth.
+        HostError: The seeds or weights in the folder do not fit the model.
+
+    Example:
+        >>> model = esper.hf.from_pretrained("grown")
+    """
+    place = Path(folder)
+    kind = model_class or _class_named_in(place)
+    if not (place / EDITS_FILE).exists():
+        _check_finished(place)
+        return kind.from_pretrained(place, **settings)
+    name, lists = read_edits(place)
+    level = logging.get_verbosity()
+    # transformers warns of the weights of seeds, which are loaded below.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # of transformers
+    try:
+        read: Any = kind.from_pretrained
+        net, found = read(place, output_loading_info=True, ignore_mismatched_sizes=True, **settings)
+    finally:
+        logging.set_verbosity(level)
+    check_base(place, net, name)
+    before = {name: value.shape for name, value in net.state_dict().items()}
+    build_or_refuse(place, net, lists)
+    new = {n: value for n, value in net.state_dict().items() if before.get(n) != value.shape}
+    stored = _stored(place, new)
+    shapes = {name: value.shape for name, value in stored.items()}
+    lacking = {name for name, value in new.items() if shapes.get(name) != value.shape}
+    lacking |= {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])} - new.keys()
+    if lacking:
+        name = min(lacking)
+        raise misfit(place, net, f"its files have no {name} of shape {tuple(net.state_dict()[name].shape)}")
+    net.load_state_dict(stored, strict=False)
+    save_edits_with(net)
+    return net
+
+
+def _class_named_in(folder: Path) -> Any:
+    """Return the class of transformers that the configuration in a folder names."""
+    names = AutoConfig.from_pretrained(folder).architectures or ["no class"]
+    found = getattr(transformers, names[0], None)
+    if found is None:
+        raise EsperError(
+            f"the configuration in '{folder}' names {names[0]}, which transformers does not have; pass"
+            " model_class="
+        )
+    return found
+
+
+def _check_finished(folder: Path) -> None:
+    """Raise EsperError if a folder is a checkpoint of a Trainer in the middle of growth."""
+    for note in _stored(folder, [NOTE]).values():
+        if any(edit["block"] is None or edit["alpha"] != 1.0 for edits in decoded(note) for edit in edits):
+            raise EsperError(
+                f"'{folder}' is a checkpoint of a model that was growing; resume it with a Trainer that has"
+                " GrowthTrainerCallback, call finish() of the callback, and save_pretrained()"
+            )
+
+
+def _stored(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Return the tensors of the given names in the safetensors files of a folder."""
+    wanted, found = set(names), dict[str, Tensor]()
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name) for name in wanted.intersection(file.keys())}
+    return found
 
 
 def _loss(net: nn.Module, output: Any, batch: Mapping[str, Any]) -> float:

@@ -7,10 +7,10 @@
     module = growth.finish()
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,9 +19,14 @@ from torch import Tensor, nn
 
 from esper.growth.argument_checks import check_settings
 from esper.growth.growth import Growth
-from esper.kasmina.block_notes import note_blocks
+from esper.kasmina.edit_list import decoded, encoded
+from esper.kasmina.edit_notes import note_edits
+from esper.kasmina.network_file import build_or_refuse
+from esper.kasmina.older_states import edits_of
+from esper.kasmina.state_checks import NOTE
 from esper.leyline.errors import EsperError
 
+L = TypeVar("L", bound=LightningModule)
 VALIDATED_BATCHES: Final = 32
 """Default number of validation batches on which each seed is measured."""
 
@@ -90,7 +95,7 @@ class GrowthCallback(Callback):
         if stage == "fit" and self._growth is None:
             net = pl_module if self._attribute is None else getattr(pl_module, self._attribute)
             self._growth = Growth(net, sample=self._sample, **self._settings)
-            note_blocks(self._growth.net)
+            note_edits(self._growth.net)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bind the optimisers to ``Growth`` and restore its saved state; Lightning loads the optimiser states
@@ -115,6 +120,21 @@ class GrowthCallback(Callback):
             for event in self.growth.end_epoch(values):
                 rank_zero_info(str(event))
 
+    def on_sanity_check_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Raise ``EsperError`` before the first training step if ``monitor`` is not logged in validation."""
+        logged = [name.partition("/dataloader_idx_")[0] for name in trainer.callback_metrics]
+        if self._monitor is not None and self._monitor not in logged:
+            raise EsperError(_nothing_logged(pl_module, self._monitor, logged))
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the edits of a finished network to its weights, for ``load_from_checkpoint``."""
+        lists = edits_of(self.growth.net)
+        if any(lists):
+            prefix = "" if self._attribute is None else f"{self._attribute}."
+            checkpoint["state_dict"].setdefault(prefix + NOTE, encoded(lists))
+
     def state_dict(self) -> dict[str, Any]:
         return self.growth.state_dict()
 
@@ -134,22 +154,61 @@ class GrowthCallback(Callback):
     def _value(self, pl_module: LightningModule, result: Any, logged: Mapping[str, Any]) -> float:
         """Return the monitored value of one batch from the result and the logged values of
         ``validation_step``."""
-        step = f"validation_step of {type(pl_module).__name__}"
         if self._monitor is None:
             value = result.get("loss") if isinstance(result, dict) else result
             problem = (
-                f"{step} returned {type(result).__name__}; growth decides by its loss, so return that, or"
-                " name a logged value with monitor="
+                f"{_step(pl_module)} returned {type(result).__name__}; growth decides by its loss, so return"
+                " that, or name a logged value with monitor="
             )
         else:
             value = logged.get(self._monitor)
-            problem = (
-                f"{step} logged no number as '{self._monitor}'; monitor= allows what it logs:"
-                f" {', '.join(logged) or 'nothing'}"
-            )
+            problem = _nothing_logged(pl_module, self._monitor, logged)
         if not isinstance(value, Tensor | float | int):
             raise EsperError(problem)
         return float(value)
+
+
+def load_from_checkpoint(module_class: type[L], checkpoint_path: Any, **settings: Any) -> L:
+    """Return a LightningModule with the weights and seeds of a checkpoint, as a plain module.
+
+    ``module_class.load_from_checkpoint`` refuses the checkpoint of a network with seeds, because it builds
+    the network without seeds.
+
+    Args:
+        module_class: Class of the LightningModule.
+        checkpoint_path: Checkpoint that Lightning wrote in a training with ``GrowthCallback``.
+        settings: Further arguments of ``module_class.load_from_checkpoint``.
+
+    Raises:
+        HostError: The seeds do not fit the network that ``module_class`` builds.
+
+    Example:
+        >>> module = esper.lightning.load_from_checkpoint(Classifier, "best.ckpt")
+    """
+
+    def on_load_checkpoint(self: LightningModule, checkpoint: dict[str, Any]) -> None:
+        module_class.on_load_checkpoint(self, checkpoint)
+        for name, note in checkpoint["state_dict"].items():
+            if name.endswith(NOTE):
+                net = self.get_submodule(name.removesuffix(NOTE).removesuffix("."))
+                build_or_refuse(checkpoint_path, net, decoded(note))
+
+    namespace = {"on_load_checkpoint": on_load_checkpoint, "__module__": module_class.__module__}
+    grown: type[L] = type(module_class.__name__, (module_class,), namespace)
+    module: L = grown.load_from_checkpoint(checkpoint_path, **settings)
+    module.__class__ = module_class
+    return module
+
+
+def _nothing_logged(pl_module: LightningModule, monitor: str, logged: Iterable[str]) -> str:
+    return (
+        f"{_step(pl_module)} logged no number as '{monitor}'; monitor= allows what it logs:"
+        f" {', '.join(logged) or 'nothing'}"
+    )
+
+
+def _step(pl_module: LightningModule) -> str:
+    return f"validation_step of {type(pl_module).__name__}"
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from esper.kasmina.blueprint_check import (
     tensor_norms,
 )
 from esper.kasmina.blueprints import Topology, specs_for
-from esper.kasmina.network_file import network_state, save
+from esper.kasmina.network_file import save
 from esper.kasmina.slot import RESERVED, slots_of
 from esper.leyline import STYLE_OPERATORS, Stage, Style
 from esper.tolaria.minibatch import MinibatchResult
@@ -282,7 +282,7 @@ def assert_plain_copies_compute_the_same(episode: Episode) -> None:
     plain = [harvest(model)]
     with TemporaryDirectory() as folder:
         file = Path(folder) / "network.pt"
-        save(network_state(model), file)
+        save(model.host, file)
         plain.append(load(file, base=build_host(episode.case.kind, episode.case.width)))
     with torch.no_grad():
         wanted = model.eval()(x)

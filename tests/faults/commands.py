@@ -9,15 +9,16 @@ from typing import Any
 
 import msgspec
 import torch
+from safetensors.torch import load_file
 
 import esper
 from esper.files.atomic_write import SaveError
 from esper.karn.run import open_run
-from esper.kasmina import network_file
 from esper.leyline.errors import EsperError, GrowthWarning
 from esper.leyline.rows import TABLES
 from esper.nissa.alert_rules import MACHINE_RULES
 from esper.run.arm import run_arm
+from esper.run.checkpoint_file import CHECKPOINT
 from esper.run.policy_training import train
 from esper.run.run_config import RunConfig
 from esper.run.train_checkpoint import FinishedRunError, config_of_run
@@ -26,7 +27,7 @@ from esper.study.study import run_study
 from esper.tolaria.tasks import TASKS
 from tests.faults.faults import Command
 from tests.growth.test_grow import grow, network
-from tests.integration.training import TIMES, files_below, tiny
+from tests.integration.training import TIMES, checkpoint_in, files_below, tiny
 from tests.study import building
 
 RUN, OUT = Path("run"), Path("out")
@@ -60,7 +61,7 @@ def resume_training() -> None:
     try:
         config = config_of_run(RUN)
     except EsperError:
-        assert not (RUN / "checkpoints").exists()
+        assert not (RUN / CHECKPOINT).exists()
         shutil.rmtree(RUN, ignore_errors=True)
         begin_training()
         return
@@ -69,10 +70,9 @@ def resume_training() -> None:
 
 
 def check_training(whole: Path) -> None:
-    """Compare rows, best policy and last checkpoint; an older checkpoint may exist, too."""
-    latest = Path("checkpoints", (RUN / "checkpoints" / "latest").read_text())
+    """Compare rows, best policy and checkpoint."""
     assert rows_of(whole / RUN) == rows_of(RUN)
-    assert files_below(whole / RUN / latest) == files_below(RUN / latest)
+    assert checkpoint_in(whole / RUN) == checkpoint_in(RUN)
     assert files_below(whole / RUN / "best") == files_below(RUN / "best")
 
 
@@ -83,7 +83,7 @@ def begin_growth(*, resume: bool = False) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GrowthWarning)  # Attribute ``unsaved`` has the same text.
         grown = grow(network(), epochs=2, controller="mlp@0:1", show=lambda _: None, out=RUN, resume=resume)
-    network_file.save(grown.net.state_dict(), OUT)
+    grown.save(OUT)
     if grown.unsaved is not None:
         raise SaveError(grown.unsaved)
 
@@ -98,7 +98,7 @@ def resume_growth() -> None:
 
 def check_growth(whole: Path) -> None:
     assert rows_of(whole / RUN) == rows_of(RUN)
-    assert weights_equal(torch.load(OUT), torch.load(whole / OUT))
+    assert weights_equal(load_file(OUT), load_file(whole / OUT))
 
 
 def weights_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -114,7 +114,7 @@ def begin_run() -> None:
 
 def check_run(whole: Path) -> None:
     assert rows_of(whole / RUN) == rows_of(RUN)
-    name = "model/episode-0.pt"
+    name = "model/episode-0.safetensors"
     ours, theirs = esper.load(RUN / name), esper.load(whole / RUN / name)
     assert weights_equal(ours.state_dict(), theirs.state_dict())
 

@@ -54,6 +54,7 @@ class Disk:
         self._real = {name: getattr(os, name) for name in (*CHANGES, "close")}
         self._real["fsync"] = lambda file: None  # Flushed content is only recorded.
         self._root = os.stat(".").st_ino
+        self._begun_in = f"{os.getcwd()}/"
         self._flush_all(Path())
 
     @contextmanager
@@ -84,6 +85,8 @@ class Disk:
         def call(*args: Any, **options: Any) -> Any:
             if self._is_off:
                 return real(*args, **options)
+            if name == "open":  # filelock opens its file by the absolute path, which a copy does not have.
+                args = (os.fspath(args[0]).removeprefix(self._begun_in), *args[1:])
             if name != "open" or args[1] & WRITING:
                 self.changes += 1
                 with self.unwatched():

@@ -21,6 +21,9 @@ from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import NamedTuple, get_args
+from unittest import mock
+
+import filelock
 
 from esper.leyline.errors import EsperError
 from tests.faults.disk import Disk, Fault, copy_of
@@ -74,7 +77,7 @@ def explore(command: Command, folder: Path) -> Explored:
         disk.durable(states / "new")
         _name(states / "new", states)
         for number, fault in enumerate(get_args(Fault)):
-            child = os.fork()
+            child = _fork()
             if child == 0:
                 place = copy_of(whole, folder / f"{disk.changes}-{number}")
                 disk.move_to(place)
@@ -98,6 +101,17 @@ def explore(command: Command, folder: Path) -> Explored:
         command.recover()
         command.check(whole)
     return Explored(disk.changes, len(folders), sum(successes))
+
+
+def _fork() -> int:
+    """Fork a process that also holds the locks of this process, which filelock takes from other children."""
+    number = os.getpid()
+    with mock.patch.object(os, "getpid", return_value=number):
+        child = os.fork()
+    if child == 0:
+        os.getpid = lambda: number
+        filelock._api._resume_parent_after_fork()
+    return child
 
 
 def _outcome(work: Callable[[], object]) -> list[object]:

@@ -119,6 +119,13 @@ FAMILIES: dict[str, Family] = {
         is_residual=False,
         inputs=classified_tokens,
     ),
+    "deberta_v2": Family(
+        "DebertaV2ForSequenceClassification",
+        BERT | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8},
+        "deberta.encoder.layer",
+        is_residual=False,
+        inputs=classified_tokens,
+    ),
     "vit": Family(
         "ViTForImageClassification", BERT | {"image_size": 8, "patch_size": 4}, "vit.layers", inputs=images
     ),

@@ -4,10 +4,18 @@ import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    ConvNextConfig,
+    ConvNextForImageClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    MixtralConfig,
+    MixtralForCausalLM,
     ResNetConfig,
     ResNetForImageClassification,
+    SwinConfig,
+    SwinForImageClassification,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
 from tests.growth.models import Case
@@ -47,6 +55,61 @@ def resnet() -> ResNetForImageClassification:
     return ResNetForImageClassification(config)
 
 
+def swin() -> SwinForImageClassification:
+    config = SwinConfig(
+        image_size=16,
+        patch_size=2,
+        num_channels=1,
+        embed_dim=8,
+        depths=[2, 1],
+        num_heads=[2, 2],
+        window_size=2,
+        num_labels=3,
+        drop_path_rate=0.0,
+    )
+    return SwinForImageClassification(config)
+
+
+def convnext() -> ConvNextForImageClassification:
+    config = ConvNextConfig(
+        num_channels=1, patch_size=2, num_stages=2, hidden_sizes=[4, 8], depths=[1, 2], num_labels=3
+    )
+    return ConvNextForImageClassification(config)
+
+
+def vit() -> ViTForImageClassification:
+    config = ViTConfig(
+        image_size=8,
+        patch_size=4,
+        num_channels=1,
+        hidden_size=8,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=16,
+        num_labels=3,
+    )
+    return ViTForImageClassification(config)
+
+
+def mixtral() -> MixtralForCausalLM:
+    config = MixtralConfig(
+        vocab_size=20,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        num_local_experts=4,
+        max_position_embeddings=16,
+        use_cache=False,
+    )
+    return MixtralForCausalLM(config)
+
+
+def pictures(size: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(4, 1, size, size), "labels": torch.randint(3, (4,))}
+
+
 def tokens(labels: tuple[int, ...], classes: int) -> dict[str, torch.Tensor]:
     mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
     return {
@@ -78,6 +141,33 @@ HF_CASES: dict[str, Case] = {
             ("bert.encoder", "norm"),
             ("bert.pooler", "mlp"),
         ),
+        lambda output: output.loss,
+    ),
+    "transformers swin": Case(
+        swin,
+        lambda: pictures(16),
+        (("swin.encoder.layers.0.blocks.0", "mlp"), ("swin.encoder.layers.1.blocks.0", "attention")),
+        lambda output: output.loss,
+    ),
+    "transformers convnext": Case(
+        convnext,
+        lambda: pictures(16),
+        (
+            ("convnext.encoder.stages.1.layers.0", "conv_light"),
+            ("convnext.encoder.stages.0.layers.0.pwconv1", "norm"),
+        ),
+        lambda output: output.loss,
+    ),
+    "transformers vit": Case(
+        vit,
+        lambda: pictures(8),
+        (("vit.layers.0", "attention"), ("vit.layers.1", "mlp")),
+        lambda output: output.loss,
+    ),
+    "transformers mixtral": Case(
+        mixtral,
+        lambda: tokens((2, 6), 20),
+        (("model.layers.0", "attention"), ("model.layers.1", "lora")),
         lambda output: output.loss,
     ),
     "transformers resnet": Case(

@@ -172,7 +172,7 @@ class Trial:
         return lambda: growth.load_state_dict(state)
 
     def _load(self) -> Callable[[], Any]:
-        path = self.folder / "net.pt"
+        path = self.folder / "net.safetensors"
         growth = Growth(network(), sample=X[:2], slots=["0", "2"], controller=None, mode="max")
         growth.germinate("2", "mlp")
         growth.save(path)

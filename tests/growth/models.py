@@ -282,6 +282,100 @@ class DictNet(nn.Module):
         return {"logits": self.head(inner["z"]), "size": inner["size"]}
 
 
+class WindowBlock(nn.Module):
+    """Block on ``[batch, height, width, channels]`` with attention in windows of 2 × 2, as in Swin."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        b, rows, columns, c = h.shape
+        windows = self.norm1(h).view(b, rows // 2, 2, columns // 2, 2, c).transpose(2, 3).reshape(-1, 4, c)
+        mixed = self.attention(windows, windows, windows, need_weights=False)[0]
+        mixed = mixed.view(b, rows // 2, columns // 2, 2, 2, c).transpose(2, 3).reshape(h.shape)
+        h = h + mixed
+        return h + self.mlp(self.norm2(h))
+
+
+class WindowNet(nn.Module):
+    """Image classifier whose features have their channels last; images of several sizes are accepted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.blocks = nn.Conv2d(1, 8, 2, 2), nn.ModuleList(WindowBlock(8) for _ in range(2))
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patches(x).permute(0, 2, 3, 1)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(self.norm(h).mean((1, 2)))
+
+
+class Siamese(nn.Module):
+    """Distance of two images by an encoder of residual blocks that runs twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), BasicBlock(4, 4), BasicBlock(4, 4), nn.AdaptiveAvgPool2d(1)
+        )
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, one: Tensor, other: Tensor) -> Tensor:
+        return self.head((self.encoder(one) - self.encoder(other)).flatten(1).square())
+
+
+class Volumes(nn.Module):
+    """Classifier of volumes ``[batch, channels, depth, height, width]``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv3d(1, 4, 3, padding=1), nn.Conv3d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(F.relu(self.conv2(F.relu(self.conv1(x)))).mean((2, 3, 4)))
+
+
+class ClassTokenViT(nn.Module):
+    """ViT that classifies by its first token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.cls = nn.Conv2d(1, 8, 4, 4), nn.Parameter(0.1 * torch.randn(1, 1, 8))
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patches(x).flatten(2).transpose(1, 2)
+        h = torch.cat([self.cls.expand(len(h), -1, -1), h], 1)
+        for block in self.blocks:
+            h = block(h)
+        return self.head(h[:, 0])
+
+
+class Stages(nn.Module):
+    """CNN of three stages, each a ``Sequential`` in a ``Sequential``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def stage(before: int, after: int) -> nn.Module:
+            return nn.Sequential(nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU())
+
+        self.stages = nn.Sequential(stage(1, 4), stage(4, 4), stage(4, 4))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.stages(x).mean((2, 3)))
+
+
 class Case(NamedTuple):
     """Network to grow in a test: constructor, input batch, seeds, and a function that selects a tensor of the
     output."""
@@ -302,6 +396,12 @@ def mlp() -> nn.Module:
 
 
 ENCODER = "encoder.layers."
+
+
+def pair_of_images(size: int = 8) -> tuple[Tensor, Tensor]:
+    return torch.randn(4, 1, size, size), torch.randn(4, 1, size, size)
+
+
 CASES: dict[str, Case] = {
     "resnet": Case(
         ResNet, images(), (("layer2", "conv_light"), ("stem", "norm"), ("layer1.0.conv2", "attention"))
@@ -350,6 +450,20 @@ CASES: dict[str, Case] = {
         (("encoder", "mlp"), ("middle:z", "mlp_small")),
         lambda output: output["logits"],
     ),
+    "channels last": Case(
+        WindowNet,
+        images(),
+        (("blocks.0", "conv_light"), ("blocks.1.mlp.0", "bottleneck"), ("norm", "attention")),
+    ),
+    "channels last copy": Case(WindowNet, images(), (("blocks.0", "stack"), ("blocks.1", "conv_small"))),
+    "siamese": Case(
+        Siamese, pair_of_images, (("encoder.1", "conv_light"), ("encoder.2", "stack"), ("encoder.0", "norm"))
+    ),
+    "volumes": Case(
+        Volumes, lambda: torch.randn(4, 1, 4, 6, 8), (("conv1", "conv_light"), ("conv2", "conv_small"))
+    ),
+    "class token": Case(ClassTokenViT, images(), (("blocks.0", "attention"), ("blocks.1", "mlp"))),
+    "stages": Case(Stages, images(), (("stages.2", "stack"), ("stages.1", "conv_light"))),
 }
 
 

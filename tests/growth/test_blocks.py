@@ -193,7 +193,7 @@ def test_state_of_growth_then_of_network_resume_in_a_new_network() -> None:
     second = torch.optim.AdamW(other.parameters(), lr=1e-2)
     again = growing(other, second)
     before = copy.deepcopy(other.state_dict())
-    with pytest.raises(HostError, match="the state has 2 blocks in 'blocks', and this network has 1; load"):
+    with pytest.raises(HostError, match="the state has 2 blocks in 'blocks', and this network has 1; call"):
         other.load_state_dict(weights)
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
     again.load_state_dict(state)
@@ -212,7 +212,7 @@ def test_state_with_more_blocks_is_refused_if_the_network_is_a_sequential_inside
     growth.germinate("1", "stack")
     weights = copy.deepcopy(whole.state_dict())
     growth.prune("1")
-    with pytest.raises(HostError, match="the state has 3 blocks in 'net', and this network has 2; load"):
+    with pytest.raises(HostError, match="the state has 3 blocks in 'net', and this network has 2; call"):
         whole.load_state_dict(weights)
 
 
@@ -289,7 +289,8 @@ def test_diagnose_tries_one_more_block_of_a_network_with_a_single_block() -> Non
         net, loader(128), loader(64), loss=language_loss, optimizer=optimizer, steps=300, show=lines.append
     )
     assert lines[0].startswith("diagnosis of OneBlock: 4 candidates (stack, widen, mlp_small, attention)")
-    assert "tested: attention, mlp_small, stack, widen; places: 1; trained: 4 of 4." in str(diagnosis)
+    tested = "tested: attention, mlp_small, stack, widen; places: 1; trained: 4 of 4; weighed by seconds."
+    assert tested in str(diagnosis)
     assert diagnosis.cut_short
     assert ("blocks.0", "stack") in {(row.place, row.blueprint) for row in diagnosis.rows}
     assert len(net.blocks) == 1

@@ -83,7 +83,7 @@ def test_same_network_and_data_give_the_same_diagnosis() -> None:
     net = Net()
     train, val = loaders(features)
     first, second = (
-        diagnose(net, train, val, loss=F.mse_loss, minutes=5, slots="second", blueprints=["lora"])
+        diagnose(net, train, val, loss=F.mse_loss, slots="second", blueprints=["lora"], cost="flops")
         for _ in "ab"
     )
     assert first.rows == second.rows
@@ -180,22 +180,28 @@ def test_loss_function_of_a_diagnosis_receives_batches_that_are_dicts_unchanged(
 
 
 def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 100) -> CandidateRow:
-    return CandidateRow("here", "lora", 1000, 10, 0.0, Paired(*change), Paired(*beyond), steps)
+    return CandidateRow("here", "lora", 1000, 10, 0.0, Paired(*change), Paired(*beyond), steps, 0.25)
 
 
 @pytest.mark.parametrize(
     ("best", "control", "verdict"),
     [
-        # The validation loss is 1, so the verdict ignores changes of the loss below 2 % of it, 0.02.
+        # The validation loss is 1 and the control made 500 steps, so the verdict ignores changes of the loss
+        # below 500/1000 of 4 % of it, 0.02.
         (row((-0.30, 0.01), (-0.30, 0.01)), (0.0, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.20, 0.01)), (-0.10, 0.01), "grow"),
         (row((-0.30, 0.01), (-0.02, 0.01)), (-0.28, 0.01), "train longer first"),
         # Longer training lowers the loss by 0.26. The seed adds 0.04, less than half of 0.26.
         (row((-0.30, 0.01), (-0.04, 0.01)), (-0.26, 0.01), "train longer first"),
         (row((-0.10, 0.01), (0.30, 0.01)), (-0.40, 0.01), "train longer first"),
-        # The loss decrease of 0.005 exceeds its standard error but not the threshold of 0.02.
-        (row((-0.005, 0.001), (-0.005, 0.001)), (0.0, 0.001), "nowhere"),
+        # The loss decrease of 0.005 exceeds two standard errors but not the threshold of 0.02.
+        (row((-0.005, 0.002), (-0.005, 0.002)), (0.0, 0.001), "nowhere"),
         (row((0.2, 0.01), (0.2, 0.01)), (0.1, 0.01), "nowhere"),
+        # A decrease of more than four standard errors is certain; it counts from 0.003 on.
+        (row((-0.005, 0.001), (-0.0049, 0.001)), (0.0, 0.001), "grow"),
+        (row((-0.005, 0.0013), (-0.005, 0.0013)), (0.0, 0.001), "nowhere"),
+        (row((-0.0029, 0.0001), (-0.0029, 0.0001)), (0.0, 0.001), "nowhere"),
+        (row((0.0, 0.001), (0.005, 0.001)), (-0.005, 0.001), "train longer first"),
         # The loss decrease of 0.20 is less than two standard errors, 2 · 0.15 = 0.30.
         (row((-0.20, 0.15), (-0.20, 0.15)), (0.0, 0.01), "unclear"),
         # The standard error is unknown (NaN) if the validation data has only one chunk.
@@ -205,16 +211,31 @@ def row(change: tuple[float, float], beyond: tuple[float, float], steps: int = 1
 def test_verdict_of_a_diagnosis_depends_on_loss_changes_of_candidate_and_control_and_on_their_errors(
     best: CandidateRow, control: tuple[float, float], verdict: str
 ) -> None:
-    assert decide(1.0, [best], Paired(*control))[0] == verdict
+    assert decide(1.0, [best], Paired(*control), 500)[0] == verdict
+
+
+def test_loss_must_fall_further_to_count_after_more_training_steps_of_the_control() -> None:
+    best, control = row((-0.02, 0.009), (-0.02, 0.009)), Paired(0.0, 0.01)
+    assert decide(1.0, [best], control, 450)[0] == "grow"  # 4 % of 450/1000 of the loss is 0.018.
+    verdict, _, reason = decide(1.0, [best], control, 600)
+    assert verdict == "nowhere"
+    assert "lowers the validation loss by 0.024 in 600 steps" in reason
+
+
+def test_last_heat_of_a_diagnosis_is_longer_if_more_steps_are_allowed() -> None:
+    train, val = loaders(features)
+    known = {"loss": F.mse_loss, "slots": "second", "blueprints": ["lora"], "cost": "flops"}
+    default, longer = (diagnose(Net(), train, val, **known, steps=steps) for steps in (1500, 3000))  # type: ignore[arg-type]
+    assert [default.rows[0].steps, longer.rows[0].steps] == [30 + 120, 30 + 240]
 
 
 def test_diagnosis_recommends_the_candidate_trained_longest_even_if_another_lowers_the_loss_more() -> None:
     long, short = row((-0.3, 0.01), (-0.3, 0.01), 200), row((-0.4, 0.01), (-0.4, 0.01), 50)
-    assert decide(1.0, [short, long], Paired(0.0, 0.01))[1] is long
+    assert decide(1.0, [short, long], Paired(0.0, 0.01), 500)[1] is long
 
 
 def test_verdict_of_a_diagnosis_is_unclear_if_no_candidate_was_trained() -> None:
-    assert decide(1.0, [CandidateRow("here", "lora", 1, 1, 0.5)], None)[0] == "unclear"
+    assert decide(1.0, [CandidateRow("here", "lora", 1, 1, 0.5)], None, 500)[0] == "unclear"
 
 
 @pytest.mark.parametrize("minutes", [0.0, 0.02])
@@ -286,12 +307,12 @@ def shown() -> Diagnosis:
 def test_text_of_a_diagnosis_starts_with_the_verdict_and_has_dashes_for_unknown_values() -> None:
     lines = str(shown()).splitlines()
     assert lines[0] == "Net: grow: lora at here"
-    assert lines[2] == "tested: lora; places: 2; trained: 1 of 2."
+    assert lines[2] == "tested: lora; places: 2; trained: 1 of 2; weighed by FLOPs."
     assert lines[5].split()[:2] == ["place", "blueprint"]
     assert lines[7].split("  ")[0] == "here"
     assert "-0.301 ± 0.012" in lines[7]
-    assert lines[7].split()[-6:] == ["1,000", "10", "FLOP", "0.301", "0", "100"]
-    assert lines[8].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "0.25", "0"]
+    assert lines[7].split()[-7:] == ["1,000", "10", "FLOP", "25%", "0.301", "0", "100"]
+    assert lines[8].split() == ["<there>", "lora", "–", "–", "1,000", "2.00", "kFLOP", "–", "–", "0.25", "0"]
 
 
 def test_repr_of_a_diagnosis_is_one_short_line_without_the_rows() -> None:

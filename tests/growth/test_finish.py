@@ -196,7 +196,7 @@ def test_save_pretrained_saves_a_transformers_model_with_a_merged_seed(tmp_path:
 def test_finish_warns_that_save_pretrained_would_omit_the_seeds_of_a_transformers_model() -> None:
     growth = planted(gpt2(), tokens((2, 6), 20), ("transformer.h.0", "mlp"))
     with pytest.warns(
-        GrowthWarning, match=r"save_pretrained keeps the class's own layers only.*torch\.save\(net"
+        GrowthWarning, match=r"GPT2LMHeadModel would leave out seeds.*esper\.hf\.from_pretrained\(folder\)$"
     ):
         growth.finish()
 

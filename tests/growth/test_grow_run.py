@@ -13,8 +13,16 @@ import esper
 from esper.growth.grow import Grown
 from esper.growth.grow_run import RACE_SHARE
 from esper.growth.race_runners import Limit, Runner, adopt
-from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, RaceCandidate, RaceResult, SlotTable
-from esper.leyline.protocols import Decisions
+from esper.leyline import (
+    CANONICAL_ACTION,
+    ActionSpace,
+    EpochFacts,
+    EsperError,
+    RaceCandidate,
+    RaceResult,
+    SlotTable,
+)
+from esper.leyline.signals import Decisions
 from esper.tamiyo.race_controller import is_worthwhile
 
 
@@ -41,6 +49,7 @@ def grow(net: nn.Module, **given: Any) -> Grown:
         "loss": nn.functional.cross_entropy,
         "optimizer": optimizer,
         "slots": "0",
+        "cost": "flops",
         "show": lambda _: None,
     }
     known |= given
@@ -217,6 +226,30 @@ def test_grow_with_races_resumed_from_a_checkpoint_ends_with_the_weights_of_an_u
         assert torch.equal(one, other)
 
 
+def test_run_that_weighs_by_seconds_keeps_the_cost_measured_before_an_interrupt(tmp_path: Any) -> None:
+    lines: list[str] = []
+
+    def stop(line: str) -> None:
+        lines.append(line)
+        if "won a race" in "".join(lines[:-1]):
+            raise KeyboardInterrupt
+
+    shared = {"epochs": 40, "cost": "seconds", "out": tmp_path / "run"}
+    with pytest.raises(KeyboardInterrupt):
+        grow(linear(), show=stop, **shared)
+    [measured] = re.findall(r"won a race.*seconds per step", "".join(lines))
+    resumed = grow(linear(), resume=True, **shared)
+    races = [str(event) for event in resumed.events if "won a race" in str(event)]
+    assert measured in races[0]
+    assert len(resumed.epochs) == 41
+
+
+def test_run_is_not_resumed_with_another_unit_of_costs(tmp_path: Any) -> None:
+    grow(linear(), epochs=1, out=tmp_path / "run")
+    with pytest.raises(EsperError, match="was begun with cost='flops', and is to go on with 'seconds'"):
+        grow(linear(), epochs=1, cost="seconds", out=tmp_path / "run", resume=True)
+
+
 @pytest.mark.parametrize(
     ("lead", "error", "cost", "expected"),
     [
@@ -229,6 +262,7 @@ def test_grow_with_races_resumed_from_a_checkpoint_ends_with_the_weights_of_an_u
         (0.009, 0.002, 3.0, False),  # The seed makes training four times as expensive: two doublings.
         (0.011, 0.002, 3.0, True),
         (-0.1, 0.001, 0.0, False),
+        (-5.2e-05, 0.0, 0.0, False),
     ],
 )
 def test_race_winner_is_worthwhile_if_its_gain_exceeds_two_standard_errors_and_the_least_gain_for_its_cost(

@@ -13,7 +13,8 @@ from torch import nn
 
 from esper.growth import Growth, GrowthWarning
 from esper.leyline import CANONICAL_ACTION, ActionSpace, EpochFacts, Head, LifecycleOp, SlotConfig, SlotTable
-from esper.leyline.protocols import Decisions
+from esper.leyline.errors import BlueprintError
+from esper.leyline.signals import Decisions
 from esper.tamiyo import HeuristicController, HeuristicSettings
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
@@ -117,6 +118,29 @@ def test_end_epoch_measures_at_most_four_seeds_and_prefers_those_measured_longes
 
 
 # --- BatchNorm --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_planted", [False, True])
+def test_batch_norm_network_is_evaluated_once_per_epoch_and_once_more_for_a_seed(is_planted: bool) -> None:
+    images = torch.randn(8, 1, 8, 8)
+    net, optimizer, growth = started(ResNet(), sample=images, slots="layer1", calibrate=[images])
+    if is_planted:
+        growth.germinate("layer1", "conv_light")
+    net(images).sum().backward()
+    optimizer.step()
+    calls, drawn = [], torch.get_rng_state()
+
+    def evaluate() -> float:
+        calls.append(float(torch.rand(())))
+        return float(net(images).detach().mean())
+
+    growth.end_epoch(evaluate)
+    assert len(calls) == 1 + is_planted
+    assert len(set(calls)) == 1
+    after = torch.rand(())
+    torch.set_rng_state(drawn)
+    assert torch.rand(()) == calls[0]
+    assert torch.rand(()) == after  # The random state is that after a single evaluation.
 
 
 def test_contribution_in_a_network_with_batch_norm_is_marked_uncalibrated_without_calibration_data() -> None:
@@ -398,3 +422,42 @@ def test_seeds_of_a_frozen_network_are_added_to_an_empty_parameter_group_of_the_
     without.load_state_dict(before)
     assert not torch.allclose(wanted, without(X))
     torch.testing.assert_close(growth.finish()(X), wanted, rtol=1e-4, atol=1e-5)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h + self.outer(self.inner(h).relu())
+
+
+def test_growth_with_named_blueprints_plants_no_other_and_runs_no_trials_for_it() -> None:
+    def growth_of(blueprints: list[str] | None) -> tuple[Growth, int]:
+        net, calls = nn.Sequential(nn.Linear(5, 8), Block(), nn.Linear(8, 3)), list[object]()
+        net.register_forward_hook(lambda *_: calls.append(None))
+        _, _, growth = started(net, slots=["1"], blueprints=blueprints)
+        return growth, len(calls)
+
+    (every, most), (wide, fewer), (side, fewest) = map(growth_of, (None, ["mlp", "widen"], ["mlp"]))
+    assert fewest < fewer < most
+    sites = [growth.network.sites[0] for growth in (every, wide, side)]
+    assert [site.insertion is not None for site in sites] == [True, False, False]
+    assert [site.pair is not None for site in sites] == [True, True, False]
+    space = wide.network.action_space
+    assert {space.blueprint_names[index] for index in space.blueprints} == {"mlp", "widen"}
+    with pytest.raises(
+        BlueprintError, match=r"^blueprint 'norm' is not one .*, mlp; name it in blueprints=$"
+    ):
+        side.germinate("1", "norm")
+    assert side.germinate("1", "mlp").kind == "germinated"
+
+
+def test_state_with_hidden_units_is_refused_by_a_growth_without_blueprint_widen() -> None:
+    _, _, grown = started()
+    grown.germinate("0", "widen")
+    _, _, growth = started(blueprints=["mlp"])
+    with pytest.raises(BlueprintError, match="slot 0 has no pair of layers for them: none of the blueprints"):
+        growth.load_state_dict(grown.state_dict())
+    assert not growth.network.table.occupied.any()

@@ -7,6 +7,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from esper.growth import GrowthWarning
 from esper.hf import GrowthTrainerCallback
+from esper.kasmina.state_checks import NOTE
 from esper.leyline.errors import EsperError
 
 # Warnings raised by other packages are ignored; warnings of Esper fail a test.
@@ -83,7 +84,7 @@ def test_transformers_training_resumed_between_two_plantings_ends_with_bit_equal
 
     tokens = Tokens(4).rows
     wanted = again.model(input_ids=tokens).logits
-    with pytest.warns(GrowthWarning, match="save_pretrained keeps the class's own layers only") as warned:
+    with pytest.warns(GrowthWarning, match="GPT2LMHeadModel would leave out seeds") as warned:
         plain = growing.finish()
     assert warned[0].filename == __file__
     assert isinstance(plain, GPT2LMHeadModel)
@@ -125,7 +126,7 @@ def test_load_best_model_at_end_removes_a_block_that_the_best_checkpoint_does_no
 
     assert ours.state.best_model_checkpoint.endswith("checkpoint-4")
     assert len(model.transformer.h) == model.config.n_layer == 3
-    assert set(best) - set(model.state_dict()) == {"esper_blocks"}
+    assert set(best) - set(model.state_dict()) == {NOTE}
     assert all(torch.equal(value, best[name]) for name, value in model.state_dict().items() if name in best)
 
 

@@ -1,12 +1,18 @@
 """Public calls that are interrupted at any line, or fail in the user's code."""
 
+import inspect
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import esper
+from esper.kasmina import dry_run
 from esper.leyline.errors import EsperError
 from tests.growth.interrupts import BATCHES, Trial, differences, faults_of_plain, interrupted
 
@@ -110,3 +116,25 @@ def test_network_whose_forward_fails_once_in_grow_can_be_grown_afterwards(
     assert faults_of_plain(trial) == []
     trial.call()
     assert faults_of_plain(trial) == []
+
+
+def test_interrupt_before_the_fused_path_is_switched_on_again_does_not_leave_it_off(tmp_path: Path) -> None:
+    """The ``finally`` of ``layer_by_layer`` is entered, and its only line is interrupted."""
+    source, first = inspect.getsourcelines(dry_run.layer_by_layer)
+    [offset] = [i for i, line in enumerate(source) if "set_fastpath_enabled(before)" in line]
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line" and frame.f_lineno == first + offset:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return look
+
+    for call in ("init", "grow"):
+        trial = Trial(call, tmp_path)
+        sys.settrace(lambda frame, *_: look if frame.f_code.co_filename == dry_run.__file__ else None)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                trial.call()
+        finally:
+            sys.settrace(None)
+        assert torch.backends.mha.get_fastpath_enabled(), call

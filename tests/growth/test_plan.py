@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 import esper
 from esper.growth import Grown, Growth
 from esper.growth.batch_training import recalibrate
-from esper.leyline import Head, LifecycleOp, SlotTable, Stage
+from esper.leyline import ActionSpace, Head, LifecycleOp, SlotTable, Stage
 from esper.tamiyo import PeriodicController, parse_plan
 from esper.tamiyo.controllers import TRIAL_EPOCHS
 from tests.growth.models import mlp
@@ -140,3 +140,20 @@ def test_last_validation_loss_is_that_of_the_network_without_the_removed_seed() 
 def test_misspelt_plans_with_keep_are_refused(plan: str, words: str) -> None:
     with pytest.raises(esper.leyline.errors.EsperError, match=words):
         with_dead_seed(plan, epochs=3)
+
+
+def test_grow_with_a_plan_of_side_modules_runs_no_trials_of_blocks_and_hidden_units() -> None:
+    def grown(controller: Any) -> tuple[int, torch.Tensor]:
+        net, calls = network(), list[object]()
+        net.register_forward_hook(lambda *_: calls.append(None))
+        known = {"loss": cross_entropy, "epochs": 2, "controller": controller, "show": lambda _: None}
+        grown = esper.grow(net, loader(16), loader(50), **known)
+        return len(calls), torch.cat([p.detach().flatten() for p in grown.net.parameters()])
+
+    def same_plan(space: ActionSpace) -> PeriodicController:
+        return PeriodicController(space, parse_plan("mlp_small@0:1", space), keeps_all=False)
+
+    (few, weights), (many, others) = grown("mlp_small@0:1"), grown(same_plan)
+    assert few < many
+    assert torch.equal(weights, others)
+    assert grown(None)[0] < grown("off")[0]

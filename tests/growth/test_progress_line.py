@@ -7,7 +7,7 @@ import pytest
 from torch.nn.functional import cross_entropy
 
 import esper
-from esper.growth.progress_line import ProgressLine
+from esper.growth.growth_events import ProgressLine
 from esper.leyline.errors import GrowthWarning
 from tests.growth.test_training_settings import loader, network
 

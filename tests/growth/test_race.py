@@ -11,7 +11,9 @@ from torch import nn
 from esper.growth.batch_training import endless
 from esper.growth.diagnose import DIAGNOSIS
 from esper.growth.race import Race
+from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import Limit, Probe, Runner, frozen, grafted, share_of_rate
+from esper.growth.step_costs import StepCosts
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.graft import SideGraft
 from esper.kasmina.sites import find_sites
@@ -37,7 +39,7 @@ def test_controls_of_a_race_train_for_the_given_number_of_steps_per_candidate_st
     net = Net()
     train, val = loaders(features)
     batches = endless(train, torch.device("cpu"), "train_loader")
-    race = Race(net, None, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS)
+    race = Race(net, None, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS, StepCosts())
     made = race.train([], steps=4, control_steps=1.5, reserve=0.0)
     assert (made, [control.steps for control in race.controls]) == (4, [6, 6, 6])
 
@@ -87,9 +89,11 @@ def test_first_order_score_of_a_candidate_is_the_slope_of_the_validation_loss() 
         map(double, endless(train, torch.device("cpu"), "")),
         Limit(60),
         DIAGNOSIS,
+        StepCosts(),
     )
     sample = race.training[0][0]
-    race.find_candidates(find_sites(race.host, "second", sample), {"features": ["lora"]}, sample)
+    sites = find_sites(race.host, "second", sample)
+    race.candidates = candidates_at(race.host, race.host_flops, sites, {"features": ["lora"]}, sample)
     race.score_first_order()
     [each] = race.candidates
     # The expected slope is the change of the validation loss in a small step against the training gradient.
@@ -114,10 +118,9 @@ def run_race(
     torch.manual_seed(0)
     net, (train, val) = Net(), loaders(features)
     batches, optimiser = endless(train, torch.device("cpu"), ""), optimizer(net.parameters(), lr=rate)  # type: ignore[call-arg]
-    race = Race(net, optimiser, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS)
-    race.find_candidates(
-        find_sites(race.host, "*", race.training[0][0]), {"features": blueprints}, race.training[0][0]
-    )
+    race = Race(net, optimiser, F.mse_loss, list(val), batches, Limit(600), DIAGNOSIS, StepCosts())
+    sites, sample = find_sites(race.host, "*", race.training[0][0]), race.training[0][0]
+    race.candidates = candidates_at(race.host, race.host_flops, sites, {"features": blueprints}, sample)
     assert race.run()
     return race
 
@@ -132,7 +135,7 @@ def test_last_heat_of_a_race_trains_network_and_candidate_jointly_against_a_cont
     assert len(race.candidates) == 2
     assert all(each.runner and each.runner.net is not race.host for each in race.candidates)
     assert all(each.runner is None or each.runner.net is race.host for each in race.out)
-    costliest = 1 + max(each.flops for each in race.candidates) / race.host_flops
+    costliest = 1 + max(each.cost for each in race.candidates)
     # The control of the race trains for 30 steps in the first heat. In the second heat it makes up to three
     # times as many steps as a candidate, until its compute equals 150 steps of the most expensive candidate.
     assert race.controls[0].steps == 30 + int(min(3.0, (150 * costliest - 30) / 120) * 120)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.run.grow_directory import CHECKPOINT
+from esper.run.checkpoint_file import CHECKPOINT
 from tests.growth.interrupts import differences, state_of
 from tests.growth.test_grow import loader, network
 from tests.integration.training import everything_in, rows_without_times
@@ -72,6 +72,7 @@ def train(run: Path, controller: str, incubation_epochs: int, dies_at: int = 0) 
             optimizer=optimizer,
             slots=["0", "3"],
             controller=controller,
+            cost="flops",
             incubation_epochs=incubation_epochs,
             out=run,
             resume=resumed,

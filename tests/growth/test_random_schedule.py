@@ -137,7 +137,7 @@ class Schedule(RuleBasedStateMachine):
         self.is_finished = False
         self.since_save = self.since_load = 1
         self.folder = TemporaryDirectory()
-        self.file = Path(self.folder.name) / "net.pt"
+        self.file = Path(self.folder.name) / "net.safetensors"
         self.save()
 
     # --- operations ------------------------------------------------------------------------------------

@@ -273,16 +273,19 @@ def test_state_of_a_growth_without_ranks_builds_the_rank_of_the_blueprint() -> N
     assert rank_of(seed_in(net)) == 8
 
 
-def test_state_of_the_network_alone_builds_the_raised_seed_in_a_fresh_growth() -> None:
+def test_state_of_a_network_with_a_raised_seed_is_refused_by_a_fresh_growth_without_its_state() -> None:
     net, _, growth = started()
     growth.raise_rank("2", 16)
     other = mlp()
     second = adam(other)
     again = Growth(other, second, sample=X, slots=["0", "2"], controller=None, mode="min")
+    with pytest.raises(
+        HostError, match=r"has lora \(linear_add, rank 16\) in 2, and this network has no seed"
+    ):
+        other.load_state_dict(net.state_dict())
+    again.load_state_dict(growth.state_dict())
     other.load_state_dict(net.state_dict())
     assert torch.equal(other(X), net(X))
-    again.measure(evaluation(other))
-    assert again.reports()[1].seed_param_count == 256
     assert {id(p) for p in second.param_groups[0]["params"]} == {id(p) for p in other.parameters()}
 
 

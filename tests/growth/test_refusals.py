@@ -24,11 +24,11 @@ class Shared(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lin, self.unused, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
-        self.ids = nn.Identity()
+        self.ids, self.act = nn.Identity(), nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
         self.ids((x > 0).long())
-        return self.head(self.lin(self.lin(x)))
+        return self.act(self.head(self.act(self.lin(self.lin(x)))))
 
 
 class AllChildren(nn.Module):
@@ -95,13 +95,13 @@ REFUSALS = {
         lambda: grow(nn.Sequential(nn.Sequential(nn.Linear(5, 5)), nn.Linear(5, 3)), slots=["0", "0.0"]),
         "slots 0 and 0.0 are one place, the output of '0.0'; name it once",
     ),
-    "shared": (
-        lambda: grow(Shared(), slots="lin"),
-        "submodule 'lin' (Linear) runs 2 times in one forward; a slot needs a submodule",
+    "called with several widths": (
+        lambda: grow(Shared(), slots="act"),
+        "submodule 'act' (ReLU) returns features of several widths, 5 and 3; name a submodule with one",
     ),
     "never run": (
         lambda: grow(Shared(), slots="unused"),
-        "submodule 'unused' (Linear) runs 0 times in one forward",
+        "submodule 'unused' (Linear) runs 0 times in one forward; name one that runs",
     ),
     "no features": (
         lambda: grow(Shared(), slots="ids"),
@@ -114,10 +114,6 @@ REFUSALS = {
     "container with a forward of its own": (
         lambda: grow(nn.Sequential(Residual(nn.Linear(5, 5)), nn.Linear(5, 3)), slots="0"),
         "submodule '0' (Residual) is a container that hands on something else than its last child's output",
-    ),
-    "four axes with the width last": (
-        lambda: grow(mlp(), torch.zeros(4, 2, 3, 5), slots="2"),
-        "submodule '2' (Linear) returns torch.float32 of shape (4, 2, 3, 8) with its width last; seeds take",
     ),
     "wrong sample": (
         lambda: grow(mlp(), torch.zeros(4, 7)),
@@ -165,6 +161,19 @@ REFUSALS = {
         "AveragedModel is an average of a network; pass the network",
     ),
     "controller": (lambda: grow(mlp(), controller=3), "controller is int; pass 'auto', heuristic, counting,"),
+    "no blueprints": (
+        lambda: grow(mlp(), blueprints=[]),
+        "blueprints is []; name at least one, such as ['mlp_small'], or leave it out",
+    ),
+    "blueprints as a number": (lambda: grow(mlp(), blueprints=3), "blueprints is 3; name at least one, such"),
+    "unknown blueprint": (
+        lambda: grow(mlp(), blueprints=["mlp_smal"]),
+        "unknown blueprint 'mlp_smal'; did you mean mlp_small",
+    ),
+    "plan with another blueprint": (
+        lambda: grow(mlp(), blueprints="norm", controller="lora@2:1"),
+        "unknown blueprint 'lora'; did you mean norm? Allowed: norm.",
+    ),
     "plan before the first epoch": (
         lambda: grow(mlp(), controller="mlp@2:0"),
         "plan 'mlp@2:0' plants at step 0, and the first decision comes at the end of epoch 1; write 1, or",
@@ -235,13 +244,13 @@ UNCHANGED = {
     "tuple in training mode only": (
         lambda: ModeNet(TupleInTraining()),
         {"slots": "layer"},
-        "submodule 'layer' returns tuple in training mode, and returns a tensor in evaluation mode, once per"
-        " forward; name a submodule that is the same in both as the slot",
+        "submodule 'layer' returns tuple in training mode, and returns a tensor in evaluation mode; name"
+        " a submodule that is the same in both as the slot",
     ),
     "skipped in training mode": (
         lambda: ModeNet(SkippedInTraining()),
         {"slots": "layer.lin"},
-        "submodule 'layer.lin' runs 0 times in training mode, and returns a tensor in evaluation mode, once",
+        "submodule 'layer.lin' runs 0 times in training mode, and returns a tensor in evaluation mode;",
     ),
     "unknown controller": (mlp, {"controller": "atuo"}, "controller is 'atuo'; pass 'auto', heuristic,"),
 }

@@ -25,8 +25,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth import Grown
-from esper.growth.grow_run import present_rates
 from esper.growth.race_runners import PEAK, Runner
+from esper.kasmina.optimizer_groups import present_rates
 from esper.leyline.errors import EsperError
 from tests.integration.training import forked
 

@@ -24,7 +24,7 @@ from torch import nn
 
 import esper
 from esper.leyline.errors import EsperError
-from esper.run.grow_directory import CHECKPOINT
+from esper.run.checkpoint_file import CHECKPOINT
 from esper.run.policy_training import train
 from esper.run.train_checkpoint import config_of_run
 from esper.scripts import cli
@@ -60,7 +60,7 @@ def write_originals(folder: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         cli.main(["run", *words, "--out", str(folder / "run")])
     grown = grow(network(), epochs=2, controller="mlp@0:1", show=lambda _: None, out=folder / "grown")
-    grown.save(folder / "networks" / "users.pt")
+    grown.save(folder / "networks" / "users.safetensors")
     shutil.copytree(folder / "run" / "model", folder / "networks" / "built-in")
     shutil.copytree(folder / "training" / "best", folder / "networks" / "policy")
     (folder / "study").mkdir()
@@ -128,10 +128,10 @@ def read_networks(rng: random.Random, folder: Path) -> bool:
     """Load all saved networks; a refusal does not change the network that is loaded into."""
     net = network()
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    refused = fails(lambda: esper.load(folder / "users.pt", base=net))
+    refused = fails(lambda: esper.load(folder / "users.safetensors", base=net))
     assert not refused or differences(dict(net.state_dict()), before) == []
     loads: list[Callable[[], nn.Module | object]] = [partial(load_policy, folder / "policy")]
-    loads += [partial(esper.load, path) for path in (folder / "built-in").glob("*.pt")]
+    loads += [partial(esper.load, path) for path in (folder / "built-in").glob("*.safetensors")]
     return any([refused, *map(fails, loads)])
 
 
@@ -146,7 +146,7 @@ def fails(read: Callable[[], object]) -> bool:
 
 KINDS = {
     "telemetry": Kind(("training", "run", "grown"), "telemetry/**/*", read_telemetry),
-    "checkpoint": Kind(("training",), "checkpoints/**/*", read_checkpoint),
+    "checkpoint": Kind(("training",), CHECKPOINT, read_checkpoint),
     "grow checkpoint": Kind(("grown",), CHECKPOINT, read_grow_checkpoint),
     "study": Kind(("study",), "**/*", read_study),
     "network": Kind(("networks",), "**/*", read_networks),

@@ -41,3 +41,5 @@ def test_a_policy_is_evaluated_at_the_flop_budget_of_its_training(
     said = capsys.readouterr()
     assert "ppo" in said.out
     assert "trained on" not in said.err, "nothing differs from the training"
+    eval_command([str(best), "--episodes", "2", "--processes", "1", "--steps", "1"])
+    assert f"steps 1 (trained on {recorded.steps})" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from esper.leyline.rows import DecisionRow, EnvRow, EpisodeRow, EpochRow, Transi
 from esper.nissa import compaction, iteration_journal
 from esper.nissa import writer as writer_module
 from esper.nissa.writer import RunWriter
+from esper.run.checkpoint_file import CHECKPOINT
 from esper.scripts import cli
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.training import trainer
@@ -91,19 +92,12 @@ def tear_lines_and_die(file: int, content: bytearray) -> None:
     kill()
 
 
-def remove_one_file_and_die(folder: Path) -> None:
-    sorted(folder.iterdir())[0].unlink()
-    kill()
-
-
 HALF_AN_EPOCH = "half way through the rows of an epoch"
 MOMENTS: dict[str, Callable[[], None]] = {
     "before the run's own row": lambda: on_call(RunWriter, "emit", 1),
     "in the first rollout": lambda: on_call(GrowthEnv, "step", 2),
-    "half way through the first checkpoint's weights": lambda: at_file(
-        "iteration-00002/policy.safetensors", act=cut_in_half_and_die
-    ),
-    "between the first state and the first pointer": lambda: at_file("checkpoints/latest"),
+    "half way through the first checkpoint": lambda: at_file(CHECKPOINT, act=cut_in_half_and_die),
+    "before the first checkpoint gets its name": lambda: at_file(CHECKPOINT),
     "in a rollout after a checkpoint": lambda: on_call(GrowthEnv, "step", STEPS_OF_TWO_ITERATIONS + 2),
     "in an update after a checkpoint, between two update epochs": lambda: on_call(
         PPOAgent, "_update_epoch", 3, counts=lambda agent, batch, number, metrics: number == 1
@@ -118,24 +112,17 @@ MOMENTS: dict[str, Callable[[], None]] = {
     "after the rows of an iteration got their name": lambda: at_file("rows-00003.jsonl", after=True),
     HALF_AN_EPOCH: lambda: on_call(iteration_journal, "write_all", 2 * STEPS + 2, tear_lines_and_die),
     "while lines that became Parquet are removed": lambda: on_call(compaction, "remove", 2),
-    "before the better policy's weights": lambda: at_file("best/policy.safetensors", number=2),
-    "after the better policy's weights, before their description": lambda: at_file(
-        "best/policy.safetensors", number=2, after=True
-    ),
-    "half way through the optimiser": lambda: at_file(
-        "iteration-00004/optimiser.safetensors", act=cut_in_half_and_die
-    ),
-    "between state and seal": lambda: at_file("iteration-00004/seal.json"),
-    "half way through the pointer": lambda: at_file("checkpoints/latest", number=2, act=cut_in_half_and_die),
-    "while the old state is removed": lambda: on_call(
-        shutil, "rmtree", act=remove_one_file_and_die, counts=lambda at: at.parent.name == "checkpoints"
-    ),
+    "before the better policy": lambda: at_file("best/policy.safetensors", number=2),
+    "after the better policy": lambda: at_file("best/policy.safetensors", number=2, after=True),
+    "half way through the second checkpoint": lambda: at_file(CHECKPOINT, number=2, act=cut_in_half_and_die),
+    "before the second checkpoint replaces the first": lambda: at_file(CHECKPOINT, number=2),
+    "after the second checkpoint replaced the first": lambda: at_file(CHECKPOINT, number=2, after=True),
 }
 
 FINISHED: dict[str, tuple[int, int]] = {
     "before the run's own row": (0, 0),
     "in the first rollout": (0, 1),
-    "half way through the first checkpoint's weights": (2, 0),
+    "half way through the first checkpoint": (2, 0),
     "in a rollout after a checkpoint": (2, 1),
     "in an update after a checkpoint, between two update epochs": (2, STEPS),
     "during an evaluation": (3, STEPS),
@@ -150,7 +137,7 @@ the training is killed."""
 
 MOMENTS_OF_RESUMING: dict[str, Callable[[], None]] = {
     "while rows without a checkpoint are removed": lambda: on_call(writer_module, "remove", 2, after=True),
-    "before the pointer to the first state since": lambda: at_file("checkpoints/latest"),
+    "before the first checkpoint since": lambda: at_file(CHECKPOINT),
 }
 
 
@@ -178,7 +165,7 @@ def test_training_killed_at_any_point_and_resumed_ends_with_the_files_of_an_unin
     die(cache, moment, [*WORDS, "--out", str(out)])
     if moment in FINISHED:
         check_rows(out, undisturbed, *FINISHED[moment], exact=moment != HALF_AN_EPOCH)
-    if (out / "best" / "policy.json").exists():
+    if (out / "best" / "policy.safetensors").exists():
         # The saved best policy can be loaded, though it may be that of an earlier iteration.
         load_policy(out / "best")
     cli.main(["train", "--resume", str(out)])

@@ -1,6 +1,5 @@
 """Interrupted trainings and full disks: earlier checkpoints stay intact, and the training can be resumed."""
 
-import json
 import os
 import shutil
 from contextlib import AbstractContextManager
@@ -11,18 +10,18 @@ import pytest
 from esper.files.atomic_write import SaveError
 from esper.karn.run import read_rows
 from esper.leyline.rows import UpdateRow
+from esper.run.checkpoint_file import CHECKPOINT, read_checkpoint
 from esper.run.policy_training import train
 from esper.scripts import cli
 from esper.scripts.train_command import interrupted
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.training.trainer import Iteration, Trainer
-from esper.tamiyo.policy import checkpoint
-from esper.tamiyo.policy.checkpoint import load_policy, seal
+from esper.tamiyo.policy.checkpoint import POLICY_FILE, load_policy
 from tests.integration.training import (
     StoppedError,
     after_iterations,
     assert_same_end,
-    everything_in,
+    checkpoint_in,
     full_disk,
     sentence_from,
     tiny,
@@ -47,23 +46,19 @@ def test_interrupted_training_prints_the_command_that_resumes_it(
 def test_training_that_diverges_right_after_a_checkpoint_does_not_change_that_checkpoint(
     undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, run_iteration, kept = tmp_path / "run", Trainer.run_iteration, {}
+    out, run_iteration, kept = tmp_path / "run", Trainer.run_iteration, list[object]()
 
     def diverge(trainer: Trainer) -> Iteration:
         if trainer.iteration < 2:
             return run_iteration(trainer)
-        kept.update(everything_in(out / "checkpoints"))
+        kept.append(checkpoint_in(out))
         raise PolicyDivergedError("three updates in a row")
-
-    def check_the_last(*args: object) -> None:
-        assert everything_in(out / "checkpoints").items() >= kept.items()
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "run_iteration", diverge)
-        patch.setattr(checkpoint, "seal", lambda state, names: (check_the_last(), seal(state, names)))
         with pytest.raises(PolicyDivergedError):
             train(tiny(), out)
-    assert (out / "checkpoints" / "latest").read_text() == "iteration-00002-again"
+    assert kept == [checkpoint_in(out)]
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
 
@@ -89,24 +84,15 @@ def without_room(out: Path, file: str, after: int) -> AbstractContextManager[Non
     return after_iterations(fill_the_disk)
 
 
-SAVED = [
-    "checkpoints/iteration-0000{}/policy.safetensors",
-    "checkpoints/iteration-0000{}/optimiser.safetensors",
-    "checkpoints/iteration-0000{}/seal.json",
-    "checkpoints/latest",
-]
-
-
-@pytest.mark.parametrize("saved", SAVED)
 def test_training_continues_if_a_checkpoint_cannot_be_written_to_a_full_disk(
-    saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, file = tmp_path / "run", saved.format(2)
+    out, file = tmp_path / "run", CHECKPOINT
     kept = []
 
     def look(iteration: int) -> None:
         if iteration == 3:
-            kept.append((out / "checkpoints" / "latest").read_text())
+            kept.append(read_checkpoint(out)["iteration"])
 
     with without_room(out, file, 2), after_iterations(look):
         train(tiny(), out)
@@ -114,16 +100,15 @@ def test_training_continues_if_a_checkpoint_cannot_be_written_to_a_full_disk(
         f"esper: '{out / file}' cannot be written: No space left on device; what was saved before is intact,"
         " and the run continues\n"
     )
-    assert kept == ["iteration-00001"]
+    assert kept == [1]
     assert not list(out.rglob("*.partial"))
     assert_same_end(undisturbed, out)
 
 
-@pytest.mark.parametrize("saved", SAVED)
 def test_training_whose_last_checkpoint_cannot_be_written_can_be_resumed(
-    saved: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, file = tmp_path / "run", saved.format(3)
+    out, file = tmp_path / "run", CHECKPOINT
     with without_room(out, file, 3), pytest.raises(SaveError) as error:
         train(tiny(), out)
     assert str(error.value) == (
@@ -131,20 +116,19 @@ def test_training_whose_last_checkpoint_cannot_be_written_can_be_resumed(
         f" device: make room, then go on with esper train --resume {out}"
     )
     assert "what was saved before is intact, and the run continues" in capsys.readouterr().err
-    assert (out / "checkpoints" / "latest").read_text() == "iteration-00002"
+    assert read_checkpoint(out)["iteration"] == 2
     assert not list(out.rglob("*.partial"))
     cli.main(["train", "--resume", str(out)])
     assert_same_end(undisturbed, out)
 
 
-@pytest.mark.parametrize("name", ["policy.json", "policy.safetensors"])
 def test_best_policy_that_did_not_fit_on_a_full_disk_is_saved_at_the_second_try(
-    name: str, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    with without_room(out, f"best/{name}", 2):
+    with without_room(out, f"best/{POLICY_FILE}", 2):
         train(tiny(), out)
-    assert f"'{out / 'best' / name}' cannot be written" in capsys.readouterr().err
+    assert f"'{out / 'best' / POLICY_FILE}' cannot be written" in capsys.readouterr().err
     assert_same_end(undisturbed, out)
 
 
@@ -157,8 +141,7 @@ def test_best_policy_that_cannot_be_written_ends_the_training_with_an_error(tmp_
 
     with after_iterations(block), pytest.raises(SaveError, match=r"best/policy.\w+' cannot be written"):
         train(tiny(), out)
-    last, *_ = sorted((out / "checkpoints").glob("iteration-*/progress.json"), reverse=True)
-    assert json.loads(last.read_text())["best_return"] is None
+    assert read_checkpoint(out)["best_return"] is None
 
 
 def test_training_ends_with_a_one_sentence_error_if_fsync_fails_on_a_full_disk(
@@ -210,7 +193,7 @@ def test_training_whose_directory_was_deleted_ends_with_an_error_and_saves_the_p
             ("config.json",),
             "go on from the beginning, as there is no checkpoint yet, with esper train --resume",
         ),
-        (("config.json", "checkpoints/latest"), "go on from the last checkpoint with esper train --resume"),
+        (("config.json", CHECKPOINT), "go on from the last checkpoint with esper train --resume"),
     ],
 )
 def test_sentence_after_an_interrupt_names_what_can_be_resumed(

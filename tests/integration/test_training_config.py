@@ -12,6 +12,7 @@ from esper.karn.run import read_rows
 from esper.leyline import LifecycleRules
 from esper.leyline.errors import UnknownNameError
 from esper.leyline.rows import TABLES, RunRow, UpdateRow
+from esper.run.checkpoint_file import CHECKPOINT, read_checkpoint
 from esper.run.policy_training import train
 from esper.run.run_config import PRESETS, ConfigError, TrainingConfig, checked, training_config
 from esper.run.train_checkpoint import config_of_run
@@ -49,8 +50,8 @@ class Run(NamedTuple):
     devices."""
 
     rows: list[dict[str, Any]]
-    checkpoints: list[list[str]]
-    """Names of the existing checkpoints after each iteration."""
+    checkpoints: list[list[int]]
+    """Iteration of the checkpoint after each iteration; empty if there is no checkpoint."""
     tables: list[str]
     """Names of telemetry tables that have rows."""
     where: list[str]
@@ -73,7 +74,8 @@ def run(directory: Path, settings: Mapping[str, Any]) -> Run:
     checkpoints = []
 
     def look(number: int) -> None:
-        checkpoints.append(sorted(path.name for path in directory.glob("checkpoints/iteration-*")))
+        there = [directory] if (directory / CHECKPOINT).exists() else []
+        checkpoints.append([read_checkpoint(run)["iteration"] for run in there])
 
     with after_iterations(look):
         train(config, directory)

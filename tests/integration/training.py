@@ -1,7 +1,6 @@
 """Helpers of tests with short trainings: set-up, comparison of runs, and refused commands."""
 
 import errno
-import json
 import multiprocessing
 import os
 import socket
@@ -21,13 +20,14 @@ from esper.leyline.rows import TABLES, AlertRow, Row, UpdateRow
 from esper.nissa.alert_monitor import AlertMonitor
 from esper.nissa.alert_rules import MACHINE_RULES
 from esper.nissa.writer import RunWriter
+from esper.run.checkpoint_file import read_checkpoint
 from esper.scripts import cli
 from esper.scripts.guard import USAGE_ERROR, exit_on_error
 from esper.simic.config import TrainingConfig
 from esper.simic.training.trainer import PolicyEvaluation, Trainer
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
-from tests.tolaria.building import tiny_task
+from tests.tolaria.building import bits, tiny_task
 
 STEPS = 2
 """Number of steps in an episode of the task "tiny"."""
@@ -147,7 +147,7 @@ def free_port() -> int:
 def assert_same_end(one: Path, other: Path) -> None:
     """Assert that two trainings have the same telemetry rows, checkpoints and best policy, bit for bit."""
     assert rows_without_times(one) == rows_without_times(other)
-    assert files_below(one / "checkpoints") == files_below(other / "checkpoints")
+    assert checkpoint_in(one) == checkpoint_in(other)
     assert files_below(one / "best") == files_below(other / "best")
     load_policy(other / "best")
 
@@ -166,19 +166,15 @@ def rows_without_times(run: Path) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def files_below(folder: Path) -> dict[str, object]:
-    """Return file contents by name, without the entry ``telemetry`` of progress.json, which contains run
-    times."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.name == "progress.json":
-            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "telemetry"}
-        elif path.name == "seal.json":
-            found[name] = {k: v for k, v in json.loads(path.read_text()).items() if k != "progress.json"}
-        elif path.is_file():
-            found[name] = path.read_bytes()
-    return found
+def checkpoint_in(run: Path) -> object:
+    """Return the checkpoint of a run, bit for bit, without the entry ``rows``, which contains run times."""
+    state = read_checkpoint(run)
+    return bits([state[name] for name in sorted(state) if name != "rows"])
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    """Return file contents by path below ``folder``."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def everything_in(folder: Path) -> dict[str, bytes]:

@@ -30,8 +30,7 @@ from esper.leyline.rows import (
     TransitionRow,
     UpdateRow,
 )
-from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.leyline.slot_config import SlotConfig
+from esper.leyline.rules import ActionSpace, LifecycleRules, SlotConfig
 
 EPOCHS = 8
 SLOTS = ["r0c0", "r0c1", "r0c2"]

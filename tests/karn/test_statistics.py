@@ -2,7 +2,9 @@
 
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from esper.karn.statistics import estimate, paired_difference, t_test
 
@@ -46,3 +48,14 @@ def test_paired_difference_of_arms_with_different_numbers_of_values_is_refused()
 def test_p_value_of_the_t_test_is_two_sided(values: list[float], expected: float) -> None:
     """The p-value of t = 2 with one degree of freedom is 0.2952, that of t = ±3.46 with two is 0.0742."""
     assert t_test(values) == pytest.approx(expected, abs=5e-5)
+
+
+# --- comparison with scipy ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 7, 20, 100])
+def test_confidence_interval_and_p_value_equal_those_of_scipy(count: int) -> None:
+    values = np.random.default_rng(count).normal(0.3, 1.0, count)
+    low, high = stats.t.interval(0.95, count - 1, values.mean(), stats.sem(values))
+    assert estimate(values.tolist()).interval == pytest.approx((low, high), rel=1e-9)
+    assert t_test(values.tolist()) == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue, rel=1e-7)

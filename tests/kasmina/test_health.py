@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from esper.kasmina.health import statistics_of
+from esper.kasmina.incubation import statistics_of
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,21 @@
 """Files of saved networks: contents, loading, and refusal of unsuitable files."""
 
+import hashlib
+import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from esper.kasmina import CNNHost, MorphogeneticModel, load
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.hosts import ResidualHost, TransformerHost
-from esper.kasmina.network_file import network_state, save
+from esper.kasmina.network_file import save
 from esper.kasmina.sites import find_sites
 from esper.kasmina.slot import slots_of
 from esper.leyline import Stage, Style
@@ -36,8 +40,8 @@ def grown(kind: Kind = "plain_images", blueprint: str = "conv_heavy", width: int
 
 
 def saved(trial: Trial, folder: Path) -> Path:
-    path = folder / "deep" / "network.pt"
-    save(network_state(trial.model), path)
+    path = folder / "deep" / "network.safetensors"
+    save(trial.model.host, path)
     return path
 
 
@@ -72,9 +76,9 @@ def test_network_file_of_a_built_in_host_is_loaded_without_argument_base(
             weight.add_(0.1)
     model.sync()
     x = model.host.sample_input(3)
-    save(network_state(model), tmp_path / "network.pt")
+    save(model.host, tmp_path / "network.safetensors")
     position = torch.get_rng_state()
-    plain = load(tmp_path / "network.pt")
+    plain = load(tmp_path / "network.safetensors")
     assert torch.equal(torch.get_rng_state(), position)
     assert type(plain) is type(model.host)
     wanted = model.eval()(x)
@@ -129,8 +133,8 @@ def test_file_of_a_network_with_a_view_of_training_data_as_buffer_contains_only_
     model.bind_optimiser(torch.optim.SGD(net.parameters(), lr=0.1))
     model.germinate(0, blueprint_named("mlp", "features").index, Style.LINEAR_ADD)
     model.train()(data).sum().backward()
-    save(network_state(model), tmp_path / "centred.pt")
-    content = (tmp_path / "centred.pt").read_bytes()
+    save(model.host, tmp_path / "centred.safetensors")
+    content = (tmp_path / "centred.safetensors").read_bytes()
     assert data[0].numpy().tobytes() in content
     assert not any(row.numpy().tobytes() in content for row in data[1:])
 
@@ -141,8 +145,9 @@ def test_network_file_contains_no_features_stored_for_incubation(tmp_path: Path)
     features = trial.model.captured(SLOT)
     content = saved(trial, tmp_path).read_bytes()
     assert features[1].contiguous().numpy().tobytes() not in content
-    tensors = torch.load(tmp_path / "deep" / "network.pt", weights_only=True)["state"]
-    assert tensors.keys() == trial.model.host.state_dict().keys()
+    # The incubating seed is left out.
+    own = {name for name in trial.model.host.state_dict() if "esper_slot" not in name.split(".")}
+    assert load_file(tmp_path / "deep" / "network.safetensors").keys() == own
 
 
 # --- refusals ---------------------------------------------------------------------------------------
@@ -164,8 +169,8 @@ def deeper_file(folder: Path) -> Path:
     model = MorphogeneticModel(net, sites=find_sites(net, ["0", "1"], torch.randn(4, 6)))
     model.bind_optimiser(torch.optim.SGD(net.parameters(), lr=0.1))
     model.germinate(1, blueprint_named("mlp", "features").index, Style.LINEAR_ADD)
-    save(network_state(model), folder / "deeper.pt")
-    return folder / "deeper.pt"
+    save(model.host, folder / "deeper.safetensors")
+    return folder / "deeper.safetensors"
 
 
 @pytest.mark.parametrize(
@@ -173,7 +178,7 @@ def deeper_file(folder: Path) -> Path:
     [
         (Renamed(4), "holds a PlainImages, and base is a Renamed$"),
         (BatchHost(4), "holds a PlainImages, and base is a BatchHost$"),
-        (PlainImages(8), "does not fit this PlainImages: size mismatch for head.weight: .*$"),
+        (PlainImages(8), r"does not fit this PlainImages: \S+ has shape .*$"),
     ],
 )
 def test_load_refuses_a_network_of_another_class_or_width_as_base_and_leaves_it_unchanged(
@@ -188,9 +193,12 @@ def test_load_refuses_a_network_of_another_class_or_width_as_base_and_leaves_it_
     [
         # With depth 1, ``base`` lacks the submodule of the second slot.
         (Deeper(1), "does not fit this Deeper: .*1.*"),
-        (Deeper(2), "does not fit this Deeper: .*2\\.0\\.weight.*"),
-        (Deeper(4), "does not fit this Deeper: .*3\\.0\\.weight.*"),
-        (Deeper(3, width=5), "does not fit this Deeper: size mismatch for .*"),
+        (Deeper(2), r"does not fit this Deeper: it has no 2\.0\.bias"),
+        (Deeper(4), r"does not fit this Deeper: the file has no 3\.0\.bias"),
+        (
+            Deeper(3, width=5),
+            r"does not fit this Deeper: 0\.0\.bias has shape \(6,\) in the file and \(5,\) in base",
+        ),
     ],
     ids=["depth 1", "depth 2", "depth 4", "width 5"],
 )
@@ -242,18 +250,27 @@ def test_network_file_with_a_users_blueprint_is_loaded_only_if_the_blueprint_is_
     assert not slots_of(base)
 
 
+EMPTY = {"digest": "0" * 64, "format": 1, "class": "PlainImages", "edits": [], "spec": None, "tied": {}}
+
+
+def sealed(header: Any, tensors: dict[str, Tensor] | None = None) -> bytes:
+    """Return a safetensors file with a header that has the right digest."""
+    content = save_tensors(tensors or {}, metadata={"esper": json.dumps(header)})
+    return content.replace(b"0" * 64, hashlib.sha256(content).hexdigest().encode(), 1)
+
+
 FOREIGN: dict[str, Any] = {
     "empty file": b"",
     "text": b"epoch,loss\n1,0.5\n",
     "pickle of code": pickle.dumps(print),
-    "tensor": torch.zeros(3),
-    "list": [1, 2],
-    "number": 3,
-    "state dict": nn.Linear(2, 2).state_dict(),
-    "other file": {"sites": 5, "state": {}, "class": "PlainImages", "spec": None},
-    "state of a number": {"sites": [], "state": 5, "class": "PlainImages", "spec": None},
-    "site of text": {"sites": ["first"], "state": {}, "class": "PlainImages", "spec": None},
-    "site without path": {"sites": [{"name": "first"}], "state": {}, "class": "PlainImages", "spec": None},
+    "file of torch.save": {"sites": [], "state": {}, "class": "PlainImages", "spec": None},
+    "state dict": save_tensors(PlainImages(4).state_dict()),
+    "digest in a text": b"digest " + b"0" * 64,
+    "header is a list": sealed(["0" * 64]),
+    "header without edits": sealed({"digest": "0" * 64, "format": 1, "class": "PlainImages"}),
+    "edits are a number": sealed(EMPTY | {"edits": 5}),
+    "edit without site": sealed(EMPTY | {"edits": [[{"seed": ["lora", "linear_add", None]}]]}),
+    "unknown tied tensor": sealed(EMPTY | {"tied": {"head.weight": "other"}}),
 }
 
 
@@ -261,16 +278,20 @@ FOREIGN: dict[str, Any] = {
 def test_load_refuses_a_file_that_esper_did_not_write_and_leaves_base_unchanged(
     content: Any, tmp_path: Path
 ) -> None:
-    path = tmp_path / "foreign.pt"
+    path = tmp_path / "foreign.safetensors"
     if isinstance(content, bytes):
         path.write_bytes(content)
     else:
         torch.save(content, path)
+    assert_refused_as_foreign(path)
+
+
+def assert_refused_as_foreign(path: Path) -> None:
     base = PlainImages(4)
     before = tensors_of(base)
     sentence = (
-        rf"^'{path}' is no network that esper saved, or is damaged \(\w+\); pass a file that Grown\.save"
-        " wrote$"
+        rf"^'{path}' is no network that this version of Esper saved, or is damaged \(\w+\); pass a file"
+        " that Grown.save or Growth.save wrote$"
     )
     with pytest.raises(EsperError, match=sentence):
         load(path, base=base)
@@ -278,9 +299,31 @@ def test_load_refuses_a_file_that_esper_did_not_write_and_leaves_base_unchanged(
     assert not slots_of(base)
 
 
-def test_missing_truncated_and_invalid_network_files_are_refused(tmp_path: Path) -> None:
+def test_missing_and_truncated_network_files_are_refused(tmp_path: Path) -> None:
     path = saved(grown(), tmp_path)
     path.write_bytes(path.read_bytes()[:-500])
-    for wrong in (path, tmp_path, tmp_path / "nothing.pt"):
-        with pytest.raises(EsperError, match=rf"^'{wrong}' is no network that esper saved"):
-            load(wrong, base=PlainImages(4))
+    for wrong in (path, tmp_path, tmp_path / "nothing.safetensors"):
+        assert_refused_as_foreign(wrong)
+
+
+def test_network_file_with_any_changed_byte_is_refused(tmp_path: Path) -> None:
+    path = saved(grown(), tmp_path)
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    for at in (*range(0, header, 7), *range(header, len(content), 131), len(content) - 1):
+        for flipped in (1, 0x20, 0xFF):
+            path.write_bytes(content[:at] + bytes([content[at] ^ flipped]) + content[at + 1 :])
+            with pytest.raises(EsperError, match="is no network that this version of Esper saved"):
+                load(path, base=PlainImages(4))
+    path.write_bytes(content)
+    load(path, base=PlainImages(4))
+
+
+def test_network_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "newer.safetensors"
+    path.write_bytes(sealed(EMPTY | {"format": 2}))
+    sentence = (
+        f"^'{path}' has format 2, and this version of Esper reads format 1; read it with the version that"
+    )
+    with pytest.raises(EsperError, match=sentence):
+        load(path, base=PlainImages(4))

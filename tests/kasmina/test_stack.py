@@ -12,7 +12,7 @@ from esper.kasmina import harvest, load
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.hosts import CNNHost, Host, ResidualHost, TransformerHost
 from esper.kasmina.network import MorphogeneticModel
-from esper.kasmina.network_file import network_state, save
+from esper.kasmina.network_file import save
 from esper.leyline.errors import BlueprintError
 from esper.leyline.factored_actions import Style
 from esper.leyline.stages import Stage
@@ -131,7 +131,7 @@ def test_stack_seed_has_the_same_output_after_load_state_harvest_and_loading_a_f
     model.load_state(kept)
     assert torch.equal(model(INPUTS[make]), expected)
     torch.testing.assert_close(harvest(model)(INPUTS[make]), expected)
-    save(network_state(model), tmp_path / "network.pt")
+    save(model.host, tmp_path / "network.pt")
     torch.testing.assert_close(load(tmp_path / "network.pt").eval()(INPUTS[make]), expected)
 
 

@@ -138,7 +138,7 @@ def test_flex_attention_seed_calls_scaled_dot_product_attention_on_the_cpu(
 ) -> None:
     monkeypatch.setattr(tokens, "_compiled_flex", lambda: pytest.fail("it has no backward pass on the CPU"))
     query, key, value = torch.randn(3, 2, 4, 6, 16, generator=torch.Generator().manual_seed(0)).unbind()
-    wanted = tokens.causal_attention(query, key, value)
+    wanted = tokens.dense_attention(query, key, value)
     assert torch.equal(tokens.flex_causal_attention(query, key, value), wanted)
 
 
@@ -148,7 +148,7 @@ def test_flex_attention_with_the_block_mask_equals_causal_attention() -> None:
     blocks = tokens._earlier_blocks(130, query.device)
     with torch.no_grad():
         found = flex.flex_attention(query, key, value, block_mask=blocks)
-    wanted = tokens.causal_attention(query, key, value)
+    wanted = tokens.dense_attention(query, key, value)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
 
 

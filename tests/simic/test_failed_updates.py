@@ -15,13 +15,13 @@ from esper.karn.run import read_rows
 from esper.leyline import HEAD_NAMES, EpochFacts
 from esper.leyline.rows import AlertRow, DecisionRow, SeedRow, UpdateRow
 from esper.leyline.thresholds import DETAIL_ITERATIONS
+from esper.run.checkpoint_file import read_checkpoint
 from esper.run.policy_training import task_of, train
 from esper.run.run_config import TrainingConfig
 from esper.simic.agent.ppo import PolicyDivergedError, PPOAgent, UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.training.policy_env import GrowthEnv
 from esper.simic.training.trainer import Iteration, Trainer
-from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tolaria.tasks import TASKS
 from tests.tolaria.building import bits, stir, tiny_task
 
@@ -269,8 +269,7 @@ def test_three_non_finite_policy_updates_in_a_row_end_the_run_with_a_checkpoint(
         with pytest.raises(PolicyDivergedError, match="reward of environment 1 at step 1 is nan"):
             train(config(iterations=4), run)
     assert [row.skipped is None for row in read_rows(run, UpdateRow)] == [True, False, False]
-    # Every iteration has a checkpoint; the divergence in iteration 4 saved the state of iteration 3 again.
-    assert (run / "checkpoints" / "latest").read_text() == "iteration-00003-again"
+    assert read_checkpoint(run)["iteration"] == 3
     train(config(iterations=4), run, resume=True)
     rows = read_rows(run, UpdateRow)
     assert [row.iteration for row in rows] == [1, 2, 3, 4]
@@ -287,8 +286,7 @@ def test_run_that_is_resumed_with_non_finite_updates_ends_at_once_and_can_be_res
         for resume in (False, True):
             with pytest.raises(PolicyDivergedError):
                 train(settings, run, resume=resume)
-            state = (run / "checkpoints" / "latest").read_text()
-            assert bits(load_policy(run / "checkpoints" / state).state_dict()) == untrained
+            assert bits(read_checkpoint(run)["policy"]) == untrained
     assert len(read_rows(run, UpdateRow)) == 2
     train(settings, run, resume=True)
     assert [row.iteration for row in read_rows(run, UpdateRow)] == [1, 2, 3]

@@ -33,8 +33,8 @@ from esper.leyline.factored_actions import (
     LifecycleOp,
 )
 from esper.leyline.reports import SeedStateReport
+from esper.leyline.rules import SlotConfig
 from esper.leyline.signals import TrainingSignals
-from esper.leyline.slot_config import SlotConfig
 from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.leyline.stages import NUM_STAGES
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer

@@ -25,10 +25,12 @@ class Made:
     def __init__(
         self,
         losses: Losses,
-        seeds: Callable[[StudyRun], tuple[str, str]] = lambda run: ("", ""),
+        seeds: Callable[[StudyRun], tuple[str, ...]] | None = None,
         cut_short: Callable[[StudyRun], bool] = lambda run: False,
+        marks: tuple[float, ...] = (0.5, 1.0),
     ) -> None:
-        self.losses, self.seeds, self.cut_short, self.asked = losses, seeds, cut_short, list[StudyRun]()
+        self.losses, self.cut_short, self.asked = losses, cut_short, list[StudyRun]()
+        self.marks, self.seeds = marks, seeds or (lambda run: ("",) * len(marks))
 
     def __call__(self, runs: Sequence[StudyRun]) -> dict[StudyRun, RunResult]:
         self.asked += runs
@@ -40,7 +42,7 @@ class Made:
             return None
         return [
             MarkResult(mark, loss, 100 + loss, 50.0, 7, seeds, FLOPS, 3, 1, self.cut_short(run))
-            for mark, loss, seeds in zip((0.5, 1.0), losses, self.seeds(run), strict=True)
+            for mark, loss, seeds in zip(self.marks, losses, self.seeds(run), strict=True)
         ]
 
 
@@ -48,7 +50,7 @@ def phases(made: Made, **settings: Any) -> TaskResults:
     return StudyPhases(study(**settings), NAME, made).run()
 
 
-def test_learning_rates_and_best_fixed_sizes_are_chosen_on_selection_rng_seeds():
+def test_learning_rates_are_chosen_on_selection_rng_seeds():
     # Networks of size 1 have the lowest loss at half the learning rate, sizes 2 and 3 at twice the learning
     # rate.
     best = {"static:1": 0.5, "static:2": 2.0, "static:3": 2.0}
@@ -57,19 +59,26 @@ def test_learning_rates_and_best_fixed_sizes_are_chosen_on_selection_rng_seeds()
     def losses(run: StudyRun) -> Sequence[float]:
         worse = 0.0 if run.factors == (best[run.what],) else 10.0
         if run.rng_seed >= 2_000_000:
-            # Losses of reported rng seeds must not affect the selection of learning rates and sizes.
+            # Losses of reported rng seeds must not affect the selection of learning rates.
             worse = -run.rng_seed
         return [loss + worse for loss in at_best[run.what]]
 
     made = Made(losses)
     found = phases(made, learning_rate_factors=[0.5, 1.0, 2.0], selection_rng_seeds=2)
-    assert found.reference == ["static:1", "static:3"]
     assert found.factors == {"static:1": (0.5,), "static:2": (2.0,), "static:3": (2.0,)}
     chosen, reported = made.asked[:18], made.asked[18:]
     assert {run.rng_seed for run in chosen} == {1_000_000, 1_000_001}
-    assert [(run.what, run.factors[0], run.rng_seed) for run in reported] == [
-        (what, factor, rng_seed) for what, factor in best.items() for rng_seed in (2_000_000, 2_000_001)
+    # As the reference, all sizes are reported with all learning rates; the arms are among these runs.
+    assert reported[:18] == [
+        StudyRun(NAME, what, (factor,), rng_seed)
+        for what in best
+        for factor in (0.5, 1.0, 2.0)
+        for rng_seed in (2_000_000, 2_000_001)
     ]
+    assert set(reported[18:]) < set(reported[:18])
+    assert list(found.reference)[:2] == ["static:1 × 0.5", "static:1 × 1"]
+    assert [answer.val_loss for answer in found.reference["static:2 × 2"][0]] == [-1_999_996.0, -1_999_997.5]
+    assert found.arms["static:2"][0] == found.reference["static:2 × 2"]
 
 
 def test_a_learning_rate_at_which_a_host_diverges_or_rolls_back_is_not_chosen():
@@ -88,14 +97,36 @@ def test_study_results_of_a_run_that_diverged_are_none():
     assert second == [None, None]
 
 
-def test_arm_off_runs_the_smallest_network_and_arm_sweep_has_a_learning_rate_per_size():
-    made = Made(lambda run: (1.0, run.factors[0] * (1 if run.what == "static:2" else -1)))
-    found = phases(made, arms=["off", "sweep"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
+def test_arm_off_runs_the_smallest_network_and_a_clock_runs_its_plan():
+    made = Made(lambda run: (1.0, run.factors[0] * (1 if run.what == "static:1" else -1)))
+    found = phases(made, arms=["off", "clock:4"], learning_rate_factors=[1.0, 2.0], rng_seeds=1)
     assert [(run.what, run.factors) for run in made.asked[-2:]] == [
-        ("static:1", (2.0,)), ("sweep", (2.0, 1.0, 2.0)),
+        ("static:1", (1.0,)), ("periodic:stack@r0c0:1,stack@r0c1:5", (2.0,)),
     ]  # fmt: skip
+    assert found.plans == {"clock:4": "stack@r0c0:1,stack@r0c1:5"}
     assert found.static == frozenset()
-    assert found.reference == []
+    assert found.reference == {}
+
+
+def test_computed_arms_read_the_static_runs_with_their_selected_learning_rates_and_add_no_run():
+    # Losses are 10 / size at the learning rate that is selected, and larger at the other.
+    marks = (0.1, 0.2, 0.5, 1.0)
+    made = Made(lambda run: (10.0 / int(run.what[-1]) * run.factors[0],) * 4, marks=marks)
+    arms = ["static:1", "static:3", "halving", "extrapolated"]
+    found = phases(made, arms=arms, learning_rate_factors=[2.0, 1.0], rng_seeds=1, marks=list(marks))
+    [[halving]], [[extrapolated]] = found.arms["halving"], found.arms["extrapolated"]
+    # With two sizes halving decides after half a training, and a training has at least half of the mark.
+    assert [answer and answer.val_loss for answer in halving] == [None, None, 10.0 / 3, 10.0 / 3]
+    assert [answer and answer.val_loss for answer in extrapolated] == [None, None, None, 10.0 / 3]
+    assert {answer.seconds for answer in halving[2:]} == {None}
+    assert {run.what for run in made.asked} == {"static:1", "static:3"}
+    assert found.factors["halving"] == ()
+
+
+def test_computed_arms_have_no_result_if_all_sizes_diverged():
+    made = Made(lambda run: None)
+    found = phases(made, arms=["static:1", "static:3", "halving", "extrapolated"], rng_seeds=1)
+    assert found.arms["halving"] == found.arms["extrapolated"] == [[[None, None]]]
 
 
 def test_arm_static_final_trains_the_grown_network_of_every_budget_mark_from_scratch():

@@ -3,7 +3,7 @@
 import pytest
 
 from esper.leyline.errors import EsperError
-from esper.study.study_config import check_study, sizes_of
+from esper.study.study_config import check_study, clock_plan, sizes_of
 from esper.tolaria.tasks import task_named
 from tests.study.building import TASK, study
 
@@ -37,7 +37,15 @@ def test_static_sizes_of_a_study_are_those_that_growth_can_reach():
          "with selection_rng_seeds = 0 rates and plans would be chosen by what is reported"),
         ({"selection_rng_seeds": 0, "learning_rate_factors": [1.0], "arms": ["off", "schedule"]},
          "with selection_rng_seeds = 0 rates and plans would be chosen by what is reported"),
-        ({"arms": ["sweep:3"]}, "the arm 'sweep' takes nothing behind a colon; found '3'"),
+        ({"arms": ["halving:3"]}, "the arm 'halving' takes nothing behind a colon; found '3'"),
+        ({"arms": ["static:1", "halving"]}, "the arm 'halving' chooses among fixed sizes; add the arm"),
+        ({"arms": ["clock"]}, "the arm 'clock' needs the factor of the compute from one growth to the next"),
+        ({"arms": ["clock:fast"]}, "'clock:fast' never grows; give a factor above 1 and below 25.6"),
+        ({"arms": ["clock:1"]}, "'clock:1' never grows; give a factor above 1 and below 25.6"),
+        ({"arms": ["clock:26"]}, "'clock:26' never grows; give a factor above 1 and below 25.6"),
+        ({"arms": ["clock:nan"]}, "'clock:nan' never grows"),
+        ({"tasks": ["digits_impaired"], "budget": "1G", "marks": [1.0], "arms": ["clock:2"]},
+         "task 'digits_impaired' has no static sizes"),
         ({"arms": ["periodic:stack@r0c7:1"]}, "slot 'r0c7' is not in this model; its slots are r0c0, r0c1"),
         ({"arms": ["ppo:nowhere"]}, "'nowhere' holds no checkpoint"),
         ({"arms": ["shuffled:nowhere"]}, "'nowhere' holds no checkpoint"),
@@ -51,7 +59,6 @@ def test_static_sizes_of_a_study_are_those_that_growth_can_reach():
         ({"arms": 3}, "arms are a list such as ['off', 'static'] or a table of names"),
         ({"control": "of", "arms": ["off"]}, "unknown arm as control 'of'; did you mean off?"),
         ({"budget": "1M"}, "a budget of 1,000,000 FLOP gives each of 10 steps 100,000, and one minibatch"),
-        ({"budget": "900M", "arms": ["off", "sweep"]}, "a budget of 300,000,000 FLOP gives each of 10 steps"),
         ({"marks": [0.3, 1.0]}, "an answer at 0.3 of the budget needs a wsd schedule and a whole step"),
         ({"marks": [1.0, 0.5]}, "marks rise from one to the next, and the last is 1; found [1.0, 0.5]"),
         ({"marks": [0.5]}, "the last is 1; found [0.5]"),
@@ -76,10 +83,20 @@ def test_all_errors_of_a_study_file_are_reported_at_once():
 
 
 def test_valid_study_files_are_accepted():
-    check_study(study(arms=["off", "static", "sweep", "random", "schedule", "counting", "heuristic"]))
+    check_study(
+        study(arms=["off", "static", "halving", "extrapolated", "clock:3", "random", "schedule", "counting"])
+    )
     check_study(study(arms={"a": "periodic:stack@r0c0:1", "b": "static_final:a"}, control="b"))
     check_study(study(arms=["off", "static"], control="static:2"))
     check_study(study(tasks=["digits_impaired"], budget="1G", marks=[1.0], arms=["off", "heuristic"]))
+
+
+def test_a_clock_copies_a_block_at_every_multiple_of_its_factor_from_1_32_of_the_budget_on():
+    # 5 of 160 steps are 1/32 of the budget: 5 × 2.2 = 11, then 24.2, 53.24, 117.1; the decay starts at 128.
+    task = task_named("pycode_scaling")
+    assert clock_plan(task, "clock:2.2") == "stack@r0c0:11,stack@r0c1:24,stack@r0c2:53,stack@r0c3:117"
+    # Two slots; 10 steps, so that a step is longer than the first multiples.
+    assert clock_plan(TASK, "clock:1.5") == "stack@r0c0:1,stack@r0c1:2"
 
 
 def test_selection_uses_the_reported_rng_seeds_if_the_number_of_selection_rng_seeds_is_0():

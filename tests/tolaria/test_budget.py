@@ -13,8 +13,8 @@ from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import wsd_factor
 from esper.leyline.errors import EsperError, HostError
 from esper.leyline.factored_actions import CANONICAL_ACTION, OP_GERMINATE, Head
-from esper.leyline.protocols import Decisions
 from esper.leyline.rows import DecisionRow
+from esper.leyline.signals import Decisions
 from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.tolaria.budget_marks import MARKS, branches

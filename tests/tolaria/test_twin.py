@@ -3,7 +3,7 @@
 import numpy as np
 
 from esper.leyline import Stage
-from esper.leyline.protocols import Decisions
+from esper.leyline.signals import Decisions
 from esper.tolaria.episode import run_episode
 from esper.tolaria.twin import run_without_growth
 from esper.tolaria.vector import SerialVector

@@ -13,6 +13,7 @@ the JSON lines of an iteration whose rows are also in a Parquet folder.
 that train together. Readers use the folder only if no process writes the run any more.
 """
 
+import json
 import os
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ import msgspec
 
 from esper.files.writer_lock import LOCK_FILE
 from esper.leyline import SCHEMA_VERSION, TABLES, EsperError
+from esper.leyline.columns import COLUMNS
 
 TELEMETRY: Final = "telemetry"
 UNFINISHED: Final = "unfinished-"
@@ -139,6 +141,12 @@ def split_lines(path: Path, content: bytes, into: dict[str, list[bytes]]) -> Non
         if own is None:
             raise EsperError(f"{path}, line {number}, is not a row: it must begin with the name of a table")
         own.append(line)
+
+
+def decoding_query(table: str) -> str:
+    """Return SQL whose result are the rows of a table; its parameter is a list of JSON lines."""
+    structure = json.dumps({column.name: column.sql_type for column in COLUMNS[table]})
+    return f"SELECT unnest(from_json_strict(line, '{structure}')) FROM (SELECT unnest(?::VARCHAR[]) AS line)"
 
 
 def check_outside_runs(path: Path) -> None:

@@ -11,7 +11,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
-from esper.leyline.errors import EsperError
+from esper.kasmina.blueprints import all_blueprints
+from esper.leyline.errors import EsperError, UnknownNameError
 
 
 def check_length(epochs: Any, budget: Any) -> None:
@@ -21,6 +22,15 @@ def check_length(epochs: Any, budget: Any) -> None:
     name, length = ("epochs", epochs) if budget is None else ("budget", budget)
     if not isinstance(length, Real) or not 0 < float(length) < math.inf:
         raise EsperError(f"{name} is {length!r}; it must be a number above 0")
+
+
+def check_cost(cost: Any) -> None:
+    """Check the unit in which candidates of races are weighed."""
+    if cost not in ("seconds", "flops"):
+        raise EsperError(
+            f"cost is {cost!r}; pass 'seconds' to weigh candidates by measured seconds per training step, or"
+            " 'flops', which is the same on every machine"
+        )
 
 
 def check_settings(mode: Any, **limits: Any) -> None:
@@ -34,6 +44,22 @@ def check_settings(mode: Any, **limits: Any) -> None:
     for name, limit in limits.items():
         if limit is not None and not (isinstance(limit, Integral) and int(limit) >= 0):
             raise EsperError(f"{name} is {limit!r}; it must be a whole number, 0 or more")
+
+
+def check_blueprints(names: Any) -> tuple[str, ...]:
+    """Return the names in the argument ``blueprints``; an empty tuple, for all blueprints, if it is None."""
+    if names is None:
+        return ()
+    known = dict.fromkeys(spec.name for spec in all_blueprints())
+    named = [names] if isinstance(names, str) else names
+    if not (isinstance(named, Iterable) and (named := tuple(named))):
+        raise EsperError(
+            f"blueprints is {names!r}; name at least one, such as ['mlp_small'], or leave it out"
+        )
+    for name in named:
+        if name not in known:
+            raise UnknownNameError("blueprint", str(name), known)
+    return named
 
 
 def check_calibration(batches: Any) -> None:

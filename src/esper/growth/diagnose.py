@@ -14,11 +14,14 @@ from typing import Any, Final
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.growth.argument_checks import check_cost
 from esper.growth.batch_training import Loss, inputs_of
 from esper.growth.diagnosis_report import Diagnosis
 from esper.growth.growth import Growth
 from esper.growth.race import Course, Heat, race_of
-from esper.growth.race_runners import Blueprints, Limit
+from esper.growth.race_candidates import candidates_at
+from esper.growth.race_runners import Blueprints, CostUnit, Limit
+from esper.growth.step_costs import StepCosts
 from esper.growth.torch_wrappers import unwrapped
 from esper.karn.notation import clock
 from esper.kasmina.sites import Site, find_sites
@@ -27,6 +30,7 @@ from esper.leyline.errors import BlueprintError, DataError, HostError
 
 BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("stack", "widen", "conv_light", "conv_heavy"),
+    "volume": ("stack", "conv_small", "conv_light"),
     "tokens": ("stack", "widen", "mlp_small", "attention"),
     "features": ("stack", "widen", "lora", "mlp_small"),
 }
@@ -35,6 +39,8 @@ one."""
 DIAGNOSIS_STEPS: Final = 1_500
 """Largest compute of a diagnosis by default, in training steps of the network."""
 DIAGNOSIS: Final = Course((Heat(30, 8, 1 / 3), Heat(120, 2, 1.0)))
+"""Heats of a diagnosis of at most ``DIAGNOSIS_STEPS``; if more steps are allowed, the last heat is longer in
+proportion."""
 
 
 def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
@@ -49,6 +55,7 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
     blueprints: Sequence[str] | None = None,
     sample: Any = None,
     optimizer: Optimizer | None = None,
+    cost: CostUnit = "seconds",
     show: Callable[[str], object] = print,
 ) -> Diagnosis:
     """Measure whether a seed at some site, or training longer, would lower the validation loss.
@@ -63,7 +70,8 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
             ``loss(net(*inputs), target)``, all others as ``loss(net, batch)``.
         val_loader: Validation batches.
         loss: Loss function, called with output and target, or with network and batch.
-        steps: Largest compute of the diagnosis, as a number of training steps of the network.
+        steps: Largest compute of the diagnosis, as a number of training steps of the network. With more than
+            the default the race is longer in proportion, and finds gains that take longer to appear.
         minutes: Largest duration of the diagnosis in minutes.
         slots: Names or globs of the submodules after which seeds are tried, or ``"auto"``.
         blueprints: Names of the blueprints to try; one more block, more hidden units and
@@ -72,6 +80,8 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
         optimizer: Optimiser whose copy trains the control (the network without a seed) at its initial
             learning rate; without an optimiser, the control is trained by Adam at the best of three learning
             rates.
+        cost: Unit in which the compute of candidates is weighed against training longer: measured
+            ``"seconds"`` per training step, or ``"flops"``, which are the same on every machine.
         show: Function that receives the line with candidates and cost.
 
     Returns:
@@ -79,6 +89,7 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
 
     Raises:
         DataError: A data loader or the loss function cannot be used.
+        EsperError: ``cost`` is not valid.
         BlueprintError: No blueprint fits any site.
 
     Example:
@@ -87,14 +98,18 @@ def diagnose(  # noqa: PLR0913  all arguments but three are keyword-only
     """
     if not steps > 0 or not minutes >= 0:
         raise DataError(f"steps is {steps} and minutes {minutes}; both must be positive numbers")
+    check_cost(cost)
     limit = Limit(60.0 * minutes, steps=steps)
     net = unwrapped(net)
-    with race_of(net, train_loader, val_loader, loss, optimizer, limit, DIAGNOSIS) as race:
+    costs, [*first, last] = StepCosts(cost), DIAGNOSIS.heats
+    longer = round(max(1.0, steps / DIAGNOSIS_STEPS) * last.steps)
+    course = Course((*first, last._replace(steps=longer)))
+    with race_of(net, train_loader, val_loader, loss, optimizer, limit, course, costs) as race:
         sample = inputs_of(race.training[0]) if sample is None else sample
         named = [blueprints] if isinstance(blueprints, str) else blueprints
         tried = BLUEPRINTS if named is None else dict.fromkeys(BLUEPRINTS, named)
         sites = find_sites(race.host, slots, sample)
-        race.find_candidates(sites, tried, sample)
+        race.candidates = candidates_at(race.host, race.host_flops, sites, tried, sample)
         if named is None:
             size, fitting = sum(p.numel() for p in race.host.parameters()), race.candidates
             race.candidates = [c for c in fitting if c.parameters <= size and c.flops <= race.host_flops]
@@ -154,7 +169,8 @@ def plant(net: nn.Module, place: str, blueprint: str, *, sample: Any, zero: bool
     """
     before = Transaction([unwrapped(net)])
     try:
-        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None)
+        only = [blueprint]
+        growth = Growth(net, sample=sample, mode="min", slots=place, controller=None, blueprints=only)
         if len(growth.slots) != 1:
             names = ", ".join(growth.slots)
             raise HostError(

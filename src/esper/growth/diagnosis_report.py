@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from torch import Tensor, nn
 
-from esper.growth.race_runners import Paired, Probe
+from esper.growth.race_runners import CostUnit, Paired, Probe
 from esper.karn.notation import UNKNOWN, aligned, count, flop, significant
 from esper.leyline.errors import HostError
 
@@ -19,8 +19,13 @@ Verdict = Literal["grow", "train longer first", "nowhere", "unclear"]
 
 ERRORS: Final = 2.0
 """Number of standard errors by which the loss must decrease for the decrease to count."""
-LEAST_CHANGE: Final = 0.02
-"""Fraction of the loss by which the loss must decrease for the decrease to count."""
+LEAST_PER_THOUSAND: Final = 0.04
+"""Fraction of the loss by which the loss must decrease for each 1,000 training steps of the control, for the
+decrease to count; a certain decrease may be smaller."""
+CERTAIN: Final = 4.0
+"""Number of standard errors above which a decrease of the loss is certain."""
+LEAST_CERTAIN: Final = 0.003
+"""Fraction of the loss by which the loss must decrease for a certain decrease to count."""
 BEYOND_CONTROL: Final = 0.5
 """Smallest gain of a seed, as a fraction of the gain of longer training, for the verdict *grow*."""
 OVERFITTING: Final = 0.2
@@ -47,6 +52,9 @@ class CandidateRow:
     """Validation loss with the trained candidate minus that of the diagnosed network or of the network
     trained longer, whichever is lower."""
     steps: int = 0
+    cost: float | None = None
+    """Compute that the candidate adds to a training step, as a fraction of a step of the network, in the unit
+    ``Diagnosis.cost``; None if the candidate did not start."""
 
     @property
     def gain_per_thousand(self) -> float | None:
@@ -64,20 +72,21 @@ class Realised(NamedTuple):
     realised: Paired
 
     def __str__(self) -> str:
-        predicted, realised = _shown(self.predicted), _shown(self.realised)
+        predicted, realised = shown(self.predicted), shown(self.realised)
         return f"{self.blueprint} at {self.place}: predicted {predicted}, realised {realised}"
 
 
 def decide(
-    loss: float, rows: Sequence[CandidateRow], control: Paired | None
+    loss: float, rows: Sequence[CandidateRow], control: Paired | None, steps: int
 ) -> tuple[Verdict, CandidateRow | None, str]:
     """Return the verdict of a diagnosis, the recommended candidate, and the reason for the verdict.
 
     The recommended candidate is the best of the candidates that trained for the most steps. The loss with the
     recommended candidate must be below the loss of the diagnosed network and below that of the control, by
-    more than ``ERRORS`` standard errors and by more than the fraction ``LEAST_CHANGE`` of the loss. If longer
-    training also lowers the loss, the gain of the seed must be at least the share ``BEYOND_CONTROL`` of the
-    gain of longer training.
+    more than ``ERRORS`` standard errors and by more than a threshold: the fraction ``LEAST_PER_THOUSAND`` of
+    the loss, in proportion to the training ``steps`` of the control, or ``LEAST_CERTAIN`` of it if the
+    decrease is more than ``CERTAIN`` standard errors. If longer training also lowers the loss, the gain of
+    the seed must be at least the share ``BEYOND_CONTROL`` of the gain of longer training.
     """
     ran = [(-row.steps, row.change.mean, row) for row in rows if row.change and row.beyond]
     if not ran:
@@ -85,22 +94,28 @@ def decide(
     best = min(ran, key=lambda each: each[:2])[2]
     assert best.change is not None
     assert best.beyond is not None
-    least = LEAST_CHANGE * abs(loss)
-    longer = -control.mean if control is not None and _is_clear(control, least) else 0.0
-    is_better = _is_clear(best.change, least) and _is_clear(best.beyond, least)
+    least = LEAST_PER_THOUSAND * steps / 1000 * abs(loss)
+
+    def counts(change: Paired) -> bool:
+        """Return whether the loss decreases by enough; False if the standard error is unknown."""
+        gain, error = -change.mean, change.error
+        is_certain = gain > CERTAIN * error and gain > LEAST_CERTAIN * abs(loss)
+        return is_certain or (gain > ERRORS * error and gain > least)
+
+    longer = -control.mean if control is not None and counts(control) else 0.0
+    is_better = counts(best.change) and counts(best.beyond)
     if is_better and -best.beyond.mean >= BEYOND_CONTROL * longer:
         return "grow", best, "a seed there lowers the validation loss by more than training longer does"
     if longer:
         return "train longer first", None, "training longer lowers the loss, and no seed by clearly more"
     if any(_could_be_clear(change, least) for change in (best.beyond, control) if change):
         return "unclear", None, "the error is too large to tell: allow more validation data"
-    return "nowhere", None, "neither a seed nor training longer lowers the validation loss by enough to count"
-
-
-def _is_clear(change: Paired, least: float) -> bool:
-    """Return whether the loss decreases by more than ``least`` and by more than its standard error allows;
-    False if the standard error is unknown."""
-    return -change.mean > least and -change.mean > ERRORS * change.error
+    return (
+        "nowhere",
+        None,
+        f"neither a seed nor training longer lowers the validation loss by {significant(least)} in {steps}"
+        " steps; slower gains need more steps to be seen",
+    )
 
 
 def _could_be_clear(change: Paired, least: float) -> bool:
@@ -129,6 +144,8 @@ class Diagnosis:
     seconds: float
     flops: float
     """FLOPs that the diagnosis used."""
+    cost: CostUnit = "flops"
+    """Unit in which the compute that candidates add to a training step was weighed."""
     cut_short: bool = False
     """Whether the limit of steps or minutes ended the diagnosis before all candidates had been compared."""
     realised: list[Realised] = field(default_factory=list)
@@ -223,10 +240,13 @@ class Diagnosis:
         blueprints = ", ".join(sorted({row.blueprint for row in self.rows}))
         places = len({row.place for row in self.rows})
         cut = " It was cut short by its limit." if self.cut_short else ""
-        return f"tested: {blueprints}; places: {places}; trained: {len(trained)} of {len(self.rows)}.{cut}"
+        return (
+            f"tested: {blueprints}; places: {places}; trained: {len(trained)} of {len(self.rows)}; weighed by"
+            f" {'FLOPs' if self.cost == 'flops' else 'seconds'}.{cut}"
+        )
 
     def _table(self) -> list[tuple[str, ...]]:
-        control = ("(train longer)", "", _shown(self.control), "", "", "", "", "", count(self.control_steps))
+        control = ("(train longer)", "", shown(self.control), *("",) * 6, count(self.control_steps))
         rows = [tuple(cell(row) for cell in COLUMNS.values()) for row in self.rows]
         return [tuple(COLUMNS), control, *rows]
 
@@ -234,10 +254,11 @@ class Diagnosis:
 COLUMNS: Final[dict[str, Callable[[CandidateRow], str]]] = {
     "place": lambda row: row.place,
     "blueprint": lambda row: row.blueprint,
-    "change of loss": lambda row: _shown(row.change),
-    "beyond training longer": lambda row: _shown(row.beyond),
+    "change of loss": lambda row: shown(row.change),
+    "beyond training longer": lambda row: shown(row.beyond),
     "parameters": lambda row: count(row.parameters),
     "compute": lambda row: flop(row.flops),
+    "added to a step": lambda row: UNKNOWN if row.cost is None else f"{row.cost:.0%}",
     "gain / 1,000 parameters": lambda row: significant(row.gain_per_thousand),
     "first order": lambda row: significant(row.first_order),
     "steps": lambda row: count(row.steps),
@@ -245,7 +266,7 @@ COLUMNS: Final[dict[str, Callable[[CandidateRow], str]]] = {
 """Columns of the candidate table: heading, and function that formats the cell of a candidate."""
 
 
-def _shown(change: Paired | None) -> str:
+def shown(change: Paired | None) -> str:
     """Format a change of the loss with as many decimals as its standard error justifies."""
     if change is None:
         return UNKNOWN

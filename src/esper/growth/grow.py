@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from esper.growth.argument_checks import (
     check_amp,
+    check_cost,
     check_length,
     check_metric,
     check_steps,
@@ -30,6 +31,7 @@ from esper.growth.argument_checks import (
     schedule_of,
 )
 from esper.growth.batch_training import (
+    EpochTrainer,
     Loss,
     Metric,
     check_loader,
@@ -38,17 +40,18 @@ from esper.growth.batch_training import (
     on_device,
     size_of,
 )
-from esper.growth.epoch_trainer import EpochTrainer
 from esper.growth.grow_run import Epoch, GrowRun
 from esper.growth.growth import Growth
-from esper.growth.growth_events import GrowthEvent
-from esper.growth.progress_line import ProgressLine
+from esper.growth.growth_events import GrowthEvent, ProgressLine
+from esper.growth.race_runners import CostUnit
+from esper.growth.step_costs import StepCosts
 from esper.growth.torch_wrappers import unwrapped
-from esper.kasmina import network_file
+from esper.kasmina.blueprints import all_blueprints
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.optimizer_groups import check_optimizer, rates_of, restore_rates
 from esper.kasmina.transaction import Transaction, uninterrupted
 from esper.leyline.errors import EsperError, GrowthWarning
+from esper.tamiyo.controller_registry import blueprints_of
 
 if TYPE_CHECKING:
     from esper.run.grow_directory import GrowDirectory
@@ -68,7 +71,6 @@ class Grown:
     events: tuple[GrowthEvent, ...]
     ledger: ComputeLedger
     """FLOPs and seconds of the whole call, by purpose such as training, validation or races."""
-    saved: dict[str, Any]
     unsaved: str | None = None
     """Error message if the run directory ``out`` could not be written completely, else None."""
 
@@ -96,8 +98,19 @@ class Grown:
         return "\n".join(lines)
 
     def save(self, path: Path | str) -> None:
-        """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns the network."""
-        network_file.save(self.saved, Path(path))
+        """Write the present weights of ``net`` and its seeds to ``path``; ``esper.load(path, base=Net())``
+        returns the network.
+
+        Args:
+            path: File to write, in the format safetensors; missing folders are made.
+
+        Raises:
+            HostError: The state dict of the network contains something other than tensors.
+            SaveError: The file could not be written; an older file at ``path`` is unchanged.
+        """
+        from esper.kasmina import network_file  # noqa: PLC0415  needed for files only
+
+        network_file.save(self.net, Path(path))
 
 
 def grow(  # noqa: PLR0913  all arguments but three are keyword-only
@@ -119,6 +132,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
     slots: str | Sequence[str] = "auto",
     controller: Any = "auto",
     races: bool | None = None,
+    cost: CostUnit = "seconds",
     max_params: int | None = None,
     sample: Any = None,
     follow: Sequence[Any] = (),
@@ -161,6 +175,8 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
         controller: Controller of the seeds, as in ``Growth``; ``"auto"`` plants the winners of races.
         races: Whether to run races, whose results the controller reads; by default only for ``"auto"`` and
             ``"race"``.
+        cost: Unit in which the compute of a race's candidates is weighed: measured ``"seconds"`` per
+            training step, or ``"flops"``, with which two equal trainings are equal bit for bit.
         max_params: Largest number of parameters of all seeds together.
         sample: Input that the network is called with; required if it cannot be read from a training batch.
         follow: Copies of the network, such as an average of its weights, that also receive every seed.
@@ -189,6 +205,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
     directory = _directory(out, resume=resume)
     check_steps(clip, accumulate, progress)
     check_metric(metric, mode)
+    check_cost(cost)
     check_loader(train_loader, "train_loader")
     check_loader(val_loader, "val_loader")
     place = next(unwrapped(net).parameters()).device if device is None else device_named(device)
@@ -219,6 +236,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             rollback=rollback,
             shapley=shapley,
             incubation_epochs=incubation_epochs,
+            blueprints=_blueprints_of(controller),
         )
         settings = {
             "loss": _name_of(loss),
@@ -233,6 +251,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             "metric": None if metric is None else _name_of(metric),
             "mode": mode,
             "slots": slots if isinstance(slots, str) else list(slots),
+            "cost": cost,
             "controller": str(controller) if isinstance(controller, str | Path) else None,
             "max_params": max_params,
             "rollback": rollback,
@@ -255,6 +274,7 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
         )
         run = GrowRun(growth, trainer, val_loader, metric, size_of(batch), size_of(inputs))
         run.races = is_default if races is None else races
+        run.costs = StepCosts(cost)
         with nullcontext() if directory is None else directory:
             if directory is not None:
                 run.write_to(directory, settings, str(place))
@@ -262,9 +282,8 @@ def grow(  # noqa: PLR0913  all arguments but three are keyword-only
             for text in run.epochs_left():
                 _show(text, show)
             run.record_end()
-            saved = network_file.network_state(growth.network)
         unsaved = None if directory is None else directory.unsaved
-        grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, saved, unsaved)
+        grown = Grown(growth.finish(), tuple(run.epochs), tuple(run.events), growth.ledger, unsaved)
         _show_end(directory, show)
     return grown
 
@@ -309,11 +328,21 @@ class _UndoOnError(AbstractContextManager["_UndoOnError"]):
             if error is None:
                 return
             if self.growth is not None:
+                self._start.restore_switches()
                 _add_notes(error, self.growth.abandon())
                 return
             self._start.undo()
             if self._home is not None:
                 self.move_to(self._home)
+
+
+def _blueprints_of(controller: Any) -> list[str] | None:
+    """Return the blueprints in a plan and all that need no trial forward passes; None, for all blueprints, if
+    the controller is no plan or the plan has an unknown name."""
+    planned, specs = blueprints_of(controller), all_blueprints()
+    if planned is None or planned - {spec.name for spec in specs}:
+        return None
+    return sorted(planned | {spec.name for spec in specs if not (spec.copies or spec.widens)})
 
 
 def _name_of(function: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
@@ -13,19 +13,32 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 from torch import nn
-from torch.optim import Optimizer
 
-from esper.growth.batch_training import Metric, generators_of, loss_of, metric_of, on_device, size_of
-from esper.growth.epoch_trainer import EpochTrainer
+from esper.growth.batch_training import (
+    EpochTrainer,
+    Metric,
+    generators_of,
+    loss_of,
+    metric_of,
+    on_device,
+    size_of,
+)
 from esper.growth.growth import Growth
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.race import RACE, RACED_BLUEPRINTS, race_of
-from esper.growth.race_forecast import candidate_sizes, least_race_flops
+from esper.growth.race_candidates import (
+    NOTHING_FITS,
+    TOO_SHORT,
+    candidate_sizes,
+    candidates_at,
+    least_race_flops,
+)
 from esper.growth.race_runners import Limit, adopt
+from esper.growth.step_costs import StepCosts
 from esper.kasmina.birth import Births
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
-from esper.kasmina.optimizer_groups import begin_schedule, rates_of, restore_rates
+from esper.kasmina.optimizer_groups import present_rates
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 
 if TYPE_CHECKING:
@@ -78,6 +91,8 @@ class GrowRun:
         self._val_samples = 0
         self._broken = False
         self.races = True
+        self.costs = StepCosts()
+        """Costs of the candidates of races, and their unit."""
         self._raced = 0
         """Number of fractions in ``MOMENTS`` whose race has run or was skipped."""
         self.epochs: list[Epoch] = []
@@ -241,11 +256,11 @@ class GrowRun:
         with (
             ledger.timed("race"),
             present_rates(self._optimizer),
-            race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE) as race,
+            race_of(growth.net, *self._loaders, self._loss, self._optimizer, limit, RACE, self.costs) as race,
         ):
             sites = [growth.network.sites[i] for i in self._free_slots()]
-            race.find_candidates(sites, RACED_BLUEPRINTS, growth.sample)
-            race.candidates = [c for c in race.candidates if self._fits(c.parameters, c.flops)]
+            every = candidates_at(race.host, race.host_flops, sites, RACED_BLUEPRINTS, growth.sample)
+            race.candidates = [each for each in every if self._fits(each.parameters, each.flops)]
             found: list[RaceCandidate] = []
             fits = bool(race.candidates)
             if fits and race.run():
@@ -256,7 +271,7 @@ class GrowRun:
                         blueprint=names.index(each.blueprint),
                         lead=-each.beyond.mean,
                         error=each.beyond.error,
-                        cost=each.flops / race.host_flops,
+                        cost=each.cost,
                     )
                     for each in race.candidates
                     if each.beyond is not None
@@ -274,12 +289,12 @@ class GrowRun:
         name = self._growth.network.action_space.blueprint_names[best.blueprint]
         sentence = (
             f"{name} in {self._growth.slots[best.slot]} won a race,"
-            f" {best.lead:+.2g} ± {best.error:.1g} ahead of training on"
+            f" {best.lead:+.2g} ± {best.error:.1g} ahead of training on, for {best.cost:.0%} more"
+            f" {'FLOPs' if self.costs.unit == 'flops' else 'seconds'} per step"
         )
-        planted = any(event.kind == "germinated" for event in decided)
-        return GrowthEvent(
-            self._growth.epoch, "raced", sentence + ("" if planted else ": it was not planted")
-        )
+        if not any(event.kind == "germinated" for event in decided):
+            sentence += ": it was not planted"
+        return GrowthEvent(self._growth.epoch, "raced", sentence)
 
     # --- record ---------------------------------------------------------------------------------------
 
@@ -355,6 +370,7 @@ class GrowRun:
             "recorder": self._growth.recorder.state(),
             "ledger": asdict(self._growth.ledger),
             "raced": self._raced,
+            "costs": asdict(self.costs),
             "trainer": self._trainer.state(),
             "rng": [torch.get_rng_state(), *(g.get_state() for g in self._generators())],
         }
@@ -369,7 +385,7 @@ class GrowRun:
         self.events = [GrowthEvent(**event) for event in state["events"]]
         self._growth.recorder.load_state(state["recorder"])
         self._growth.ledger = self._trainer.ledger = ComputeLedger(**state["ledger"])
-        self._raced = state["raced"]
+        self._raced, self.costs = state["raced"], StepCosts(**state["costs"])
         self._trainer.load_state(state["trainer"])
         torch.set_rng_state(state["rng"][0])
         for generator, position in zip(self._generators(), state["rng"][1:], strict=True):
@@ -377,21 +393,3 @@ class GrowRun:
 
     def _generators(self) -> list[torch.Generator]:
         return [*generators_of(self._train_loader), *generators_of(self._val_loader)]
-
-
-@contextmanager
-def present_rates(optimizer: Optimizer) -> Iterator[None]:
-    """Let a race inside the context start from the present learning rates of the optimiser."""
-    rates = rates_of(optimizer)
-    begin_schedule(optimizer)
-    try:
-        yield
-    finally:
-        restore_rates(optimizer, rates)
-
-
-NOTHING_FITS: Final = "nothing was raced: every seed has too many parameters, or costs too much compute"
-TOO_SHORT: Final = (
-    "no race was run to its end: the training is too short for that; diagnose the network, and plan what to"
-    " plant"
-)

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from esper.growth.adapters import AdapterGrowth
-from esper.growth.argument_checks import check_calibration, check_settings
+from esper.growth.argument_checks import check_blueprints, check_calibration, check_settings
 from esper.growth.batch_training import recalibrate
 from esper.growth.growth_events import GrowthEvent
 from esper.growth.torch_wrappers import unwrapped
@@ -40,8 +40,7 @@ from esper.leyline.rules import LifecycleRules
 from esper.leyline.signals import EnvFacts, RaceResult
 from esper.leyline.slot_table import legal_slots_by_op
 from esper.leyline.stages import Stage
-from esper.tamiyo.controller_log import ControllerLog
-from esper.tamiyo.controller_registry import controller_from
+from esper.tamiyo.controller_registry import ControllerLog, controller_from
 
 RULES: Final = LifecycleRules(min_training_epochs=0, enters_at_once=True, min_prune_age=1, embargo_epochs=1)
 UNLIMITED: Final = 1_000_000
@@ -78,6 +77,7 @@ class Growth(AdapterGrowth):
             per epoch.
         incubation_epochs: Epochs in which a new seed learns without changing the output; incubation needs a
             call of ``incubate`` for every batch.
+        blueprints: Names of the blueprints that may be planted; all unless given.
 
     Raises:
         HostError: No slot can be attached, the optimiser does not train the network, or a module in
@@ -105,11 +105,13 @@ class Growth(AdapterGrowth):
         rollback: bool = False,
         shapley: bool = False,
         incubation_epochs: int = 0,
+        blueprints: Sequence[str] | None = None,
     ) -> None:
         limits = {"epochs": epochs, "max_seeds": max_seeds, "max_params": max_params}
         check_settings(mode, **limits, incubation_epochs=incubation_epochs)
         check_calibration(calibrate)
-        rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs)
+        named = check_blueprints(blueprints)
+        rules = replace(RULES, max_seeds=max_seeds, min_training_epochs=incubation_epochs, blueprints=named)
         before = Transaction([unwrapped(net), *(each for each in follow if isinstance(each, nn.Module))])
         try:
             super().__init__(net, optimizer, sample, slots, rules, max_params, follow)
@@ -233,7 +235,7 @@ class Growth(AdapterGrowth):
             reason = ", ".join((str(outcome.refused_by), *outcome.failed_checks))
             wish = f"{OP_NAMES[action[Head.OP]]} in {self.network.sites[slot].name}"
             sentence = f"{self._log.name} wanted {wish}: {reason}"
-            return [GrowthEvent(self.epoch, "refused", sentence, self.slots[slot])]
+            return [GrowthEvent(self._narrator.epoch, "refused", sentence, self.slots[slot])]
         return self._done(outcome.moves)
 
     @all_or_nothing
@@ -298,7 +300,7 @@ class Growth(AdapterGrowth):
         chosen = sorted(np.flatnonzero(of).tolist(), key=lambda i: -int(waiting[i]))[:most]
         # The Shapley values of more than four seeds are estimated from sampled orders of the seeds; the
         # sampling leaves the user's random state unchanged.
-        orders = torch.Generator().manual_seed(self.epoch)
+        orders = torch.Generator().manual_seed(self._narrator.epoch)
         found = measure(chosen, scorer, generator=orders, only_contributions=not shapley)
         self.measured: Contributions = self._processes.agreed(found)
         """Scores and contributions of the latest measurement."""
@@ -316,11 +318,13 @@ class Growth(AdapterGrowth):
         recovery = self.recovery
         if recovery is None or recovery.given_up:
             return []
-        if not recovery.check_epoch(self.measured, self.epoch, broken=broken):
+        if not recovery.check_epoch(self.measured, self._narrator.epoch, broken=broken):
             return []
         made = recovery.interventions()
         self.recorder.interventions(made, None)
-        events = [GrowthEvent(self.epoch, "rolled_back", f"{each.alarm}: {each.answer}") for each in made]
+        events = [
+            GrowthEvent(self._narrator.epoch, "rolled_back", f"{each.alarm}: {each.answer}") for each in made
+        ]
         self._copies.sync()
         return events + self._measure(self._scorer(), every_seed=False)
 
@@ -340,7 +344,7 @@ class Growth(AdapterGrowth):
         op, success = self._last
         score = self.measured.score
         return EnvFacts(
-            epoch=self.epoch,
+            epoch=self._narrator.epoch,
             max_epochs=self._epochs or UNLIMITED,
             train_loss=math.nan,
             train_score=math.nan,
@@ -353,7 +357,7 @@ class Growth(AdapterGrowth):
             minibatches=0,
             last_op=op,
             last_success=success,
-            ended=self.epoch == self._epochs,
+            ended=self._narrator.epoch == self._epochs,
             rolled_back=self.recovery is not None and self.recovery.rolled_back,
             cost=self.flops,
         )
@@ -364,7 +368,7 @@ class Growth(AdapterGrowth):
         """
         return {
             **self.network.layout(),
-            "epoch": self.epoch,
+            "epoch": self._narrator.epoch,
             "next_seed": self._next_seed,
             "last": list(self._last),
             "log": [] if self._log is None else list(self._log.entries),

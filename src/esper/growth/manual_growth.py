@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esper.growth.argument_checks import check_alpha
 from esper.growth.growth_events import GrowthEvent, Narrator, SanityChecks
+from esper.growth.pretrained_files import save_edits_with
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.kasmina import lifecycle, plain
 from esper.kasmina.actuator import settle
@@ -19,15 +20,14 @@ from esper.kasmina.birth import Births
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.dry_run import call_order
-from esper.kasmina.health import statistics_of, tensor_norms
-from esper.kasmina.incubation import shadow_loss_of
+from esper.kasmina.incubation import shadow_loss_of, statistics_of, tensor_norms
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import check_modes, find_sites
 from esper.kasmina.slot import notice_hooks
 from esper.kasmina.transaction import NO_CHANGE, Transaction, all_or_nothing, uninterrupted
-from esper.leyline.errors import EsperError, GrowthWarning, SlotError, UnknownNameError
+from esper.leyline.errors import BlueprintError, EsperError, SlotError, UnknownNameError
 from esper.leyline.factored_actions import BLEND_IDS, AlphaCurve
 from esper.leyline.reports import SeedStateReport, report_slots
 from esper.leyline.rows import StageMove
@@ -51,7 +51,7 @@ class ManualGrowth:
         self.net, self.sample = unwrapped(net), sample
         order = call_order(self.net, sample)
         groups = OptimizerGroups(optimizer, self.net, order)
-        sites = find_sites(self.net, slots, sample)
+        sites = find_sites(self.net, slots, sample, rules.blueprints or None)
         check_modes(self.net, sites, sample)
         token = uuid.uuid4().hex
         self.network = MorphogeneticModel(
@@ -76,7 +76,7 @@ class ManualGrowth:
         self._next_seed = 0
         self._finished = False
         self._change = NO_CHANGE
-        self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self.epoch))
+        self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self._narrator.epoch))
         self.ledger = ComputeLedger()
 
     def _transaction(self) -> Transaction:
@@ -86,7 +86,8 @@ class ManualGrowth:
         change = Transaction([self.net, *self._copies.modules], objects=own)
         if groups is not None:
             change.include(optimisers=groups.optimisers, objects=[groups])
-        change.keep_containers(self._processes.hooks)
+        if self._processes.is_active:
+            change.keep_containers(self._processes.hooks)
         return change
 
     @all_or_nothing
@@ -164,6 +165,11 @@ class ManualGrowth:
         if style not in BLEND_IDS:
             raise UnknownNameError("style", style, BLEND_IDS)
         blueprint_named(blueprint, self.network.sites[index].topology)
+        if blueprint not in (named := self.network.rules.blueprints or [blueprint]):
+            raise BlueprintError(
+                f"blueprint '{blueprint}' is not one of those that this Growth may plant,"
+                f" {', '.join(named)}; name it in blueprints="
+            )
         check_alpha(alpha)
         if not table.occupied[0, index]:
             table.clear(0, index)  # Planting by hand ignores the embargo of a slot.
@@ -298,18 +304,15 @@ class ManualGrowth:
         for slot in list(self.network.incubating):
             self.prune(self.network.sites[slot].name)
         self._change.keep(plain.slot_weights(self.net))
-        grown = plain.finish(self.net, self.sample, merge=merge, groups=self.network.groups)
+        plain.finish(self.net, self.sample, merge=merge, groups=self.network.groups)
         for module in self._copies.modules:
             self._change.keep(plain.slot_weights(module))
             plain.finish(module, self.sample, merge=merge)
         self._processes.close()
         self._finished = True
-        if grown and hasattr(self.net, "save_pretrained"):
-            GrowthWarning.issue(
-                "save_pretrained keeps the class's own layers only, and from_pretrained would leave out the"
-                " seeds, and alphas of blocks below 1; save the network with torch.save(net, path), load it"
-                " with torch.load(path, weights_only=False)"
-            )
+        if hasattr(self.net, "save_pretrained"):
+            self._change.keep_containers([vars(self.net)])
+            save_edits_with(self.net)
         return self.net
 
     def abandon(self) -> list[str]:
@@ -335,16 +338,19 @@ class ManualGrowth:
     def save(self, path: Path | str) -> None:
         """Write weights and seeds to ``path``; ``esper.load(path, base=Net())`` returns a plain module.
 
+        Seeds that take part in the forward pass are saved, before and after ``finish``; incubating seeds are
+        left out.
+
         Args:
-            path: File to write; missing folders are made.
+            path: File to write, in the format safetensors; missing folders are made.
 
         Raises:
+            HostError: The state dict of the network contains something other than tensors.
             SaveError: The file could not be written; an older file at ``path`` is unchanged.
         """
-        self._check_unfinished("save")
         from esper.kasmina import network_file  # noqa: PLC0415  needed for files only
 
-        network_file.save(network_file.network_state(self.network), Path(path))
+        network_file.save(self.net, Path(path))
 
     # --- helpers --------------------------------------------------------------------------------------
 

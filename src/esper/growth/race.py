@@ -6,12 +6,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from esper.growth.batch_training import (
@@ -24,8 +24,8 @@ from esper.growth.batch_training import (
     untouched_streams,
 )
 from esper.growth.diagnosis_report import CandidateRow, Diagnosis, decide
-from esper.growth.race_candidates import candidates_at
 from esper.growth.race_runners import (
+    SEED_RATE,
     Blueprints,
     Candidate,
     Limit,
@@ -33,15 +33,15 @@ from esper.growth.race_runners import (
     Probe,
     Runner,
     frozen,
-    grafted,
     one_per_place_first,
+    score,
+    scored_together,
     share_of_rate,
     spread,
 )
+from esper.growth.step_costs import StepCosts
 from esper.kasmina.compute import flop_counter
 from esper.kasmina.contributions import evaluating
-from esper.kasmina.sites import Site
-from esper.kasmina.widening import WidthGraft
 from esper.leyline import DataError
 
 
@@ -69,8 +69,6 @@ class Course:
     best first-order (gradient) scores start; if scores cost too much, candidates spread over the network."""
 
 
-SEED_RATE: Final = 5e-3
-"""Learning rate of Adam for the seed of a candidate."""
 HOST_RATES: Final = (3e-4, 2e-3, 8e-3)
 """Learning rates of the controls (networks without a seed) if no optimiser is given; only the best control
 stays after the first heat."""
@@ -78,6 +76,7 @@ RACE: Final = Course((Heat(24, 4, 0.5), Heat(200, 1, 1.0)), in_training=True)
 """Settings of a race inside ``esper.grow``: two heats."""
 RACED_BLUEPRINTS: Final[Blueprints] = {
     "feature_map": ("stack", "widen", "conv_light"),
+    "volume": ("stack", "conv_light"),
     "tokens": ("stack", "widen", "mlp_small", "attention"),
     "features": ("stack", "widen", "mlp_small"),
 }
@@ -111,9 +110,10 @@ class Race:
         batches: Iterator[Any],
         limit: Limit,
         course: Course,
+        costs: StepCosts,
     ) -> None:
         self.name, self.loss, self.batches, self.limit = type(net).__name__, loss, batches, limit
-        self.course = course
+        self.course, self.costs = course, costs
         self.host = frozen(net)
         self.training = [next(batches) for _ in range(FIRST_ORDER_BATCHES)]
         self.probe = Probe.of(held_out, loss, PARTS)
@@ -151,13 +151,8 @@ class Race:
                 loss_of(self.host, part, self.loss)
         return flops / size
 
-    def _measuring_flops(self, seed_flops: int) -> float:
-        return self.probe.samples * (self.host_flops + seed_flops)
-
-    def find_candidates(self, sites: Sequence[Site], blueprints: Blueprints, sample: Any) -> None:
-        """Add a candidate for every site and every blueprint that fits the site; ``sample`` is an input that
-        the network is called with."""
-        self.candidates += candidates_at(self.host, self.host_flops, sites, blueprints, sample)
+    def _measuring_flops(self, seed_cost: float) -> float:
+        return self.probe.samples * (self.host_flops + seed_cost)
 
     def run(self) -> bool:
         """Choose the candidates of the first heat and run all heats; return False if time or compute of the
@@ -169,8 +164,12 @@ class Race:
         elif len(self.candidates) > size:
             if self._scoring_flops() <= SCORING * self.limit.left:
                 self.score_first_order()
+                self.candidates = one_per_place_first(self.candidates)[:size]
             else:
                 self.candidates = spread(self.candidates, size)
+        starting = one_per_place_first(self.candidates)[: self.course.heats[0].size]
+        steps = self.costs.weigh(starting, self.controls[0], self.training[0], self.loss)
+        self.limit.spent += steps * 3 * self.host_flops * size_of(self.training[0])
         for number, each in enumerate(self.course.heats):
             if number == len(self.course.heats) - 1:
                 self.join_control(each.size)
@@ -183,63 +182,25 @@ class Race:
         """Return the number of candidates in the first heat: as many as can train on ``LEAST_STEPS`` batches,
         but at least one."""
         heat, samples = self.course.heats[0], LEAST_STEPS * size_of(self.training[0])
-        flops = max(each.flops for each in self.candidates)
+        flops = self.host_flops * max(each.cost for each in self.candidates)
         control = samples * 3 * self.host_flops + self._measuring_flops(0)
         each = samples * (2 * self.host_flops + 3 * flops) + self._measuring_flops(flops)
         return max(1, min(heat.size, int((heat.share * self.limit.left - control) / each)))
 
     def score_first_order(self) -> None:
         """Score every candidate by the slope of the validation loss along the training gradient of its new
-        seed.
-
-        One forward pass contains many candidate seeds, because the output of a new seed is exactly zero. One
-        backward pass gives the training gradients g of these candidate seeds, another the validation
-        gradients v. The score of a candidate is <g, v> / |g|, from training gradient g and validation
-        gradient v of its seed.
-        """
+        seed, and sort the candidates by this score."""
         with evaluating(self.host), self.limit.charged(self._scoring_flops()):
-            for group in self._scored_together():
-                with ExitStack() as stack:
-                    for each in group:
-                        stack.enter_context(grafted(self.host, each.site, each.graft))
-                    train = self._gradients(group, self.training)
-                    held_out = self._gradients(group, self._some_parts())
-                for each, g, v in zip(group, train, held_out, strict=True):
-                    each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
+            score(self.host, self.candidates, [self.training, self._some_parts()], self.loss)
         self.candidates.sort(key=lambda each: -each.first_order)
-
-    def _scored_together(self) -> list[list[Candidate]]:
-        """Return the candidates in groups that fit into one forward pass.
-
-        A side module must not receive the hidden units that another candidate adds. The hooks of side modules
-        run first, if they are registered first, so only side modules between two layers are in conflict.
-        """
-        wider = [each for each in self.candidates if isinstance(each.graft, WidthGraft)]
-        between = {path for each in wider if each.site.pair for path in each.site.pair.unnormed}
-        others = [each for each in self.candidates if each not in wider]
-        inside = [each for each in others if each.site.path in between]
-        first = [each for each in others if each not in inside] + wider
-        return [group for group in (first, inside) if group]
 
     def _some_parts(self) -> list[Any]:
         return self.probe.parts[:: max(1, len(self.probe.parts) // FIRST_ORDER_BATCHES)]
 
     def _scoring_flops(self) -> float:
         samples = sum(map(size_of, [*self.training, *self._some_parts()]))
-        groups = len(self._scored_together())
-        return samples * (2 * groups * self.host_flops + 3 * sum(each.flops for each in self.candidates))
-
-    def _gradients(self, group: Sequence[Candidate], batches: Sequence[Any]) -> list[Tensor]:
-        """Return the mean gradient of the seed of every candidate in ``group``, as a flat vector."""
-        parameters = [list(each.graft.parameters()) for each in group]
-        for each in group:
-            each.graft.zero_grad()
-        for batch in batches:
-            (loss_of(self.host, batch, self.loss) / len(batches)).backward()
-        return [
-            torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in own])
-            for own in parameters
-        ]
+        groups = len(scored_together(self.candidates))
+        return samples * self.host_flops * (2 * groups + 3 * sum(each.cost for each in self.candidates))
 
     def run_heat(self, planned: Heat) -> bool:
         """Train and measure the best candidates in one heat of a race; return False if too little time or
@@ -247,7 +208,7 @@ class Race:
         running = one_per_place_first(self.candidates)[: planned.size]
         runners = [self._runner_of(each) for each in running]
         control_steps = self._control_steps(running, planned.steps)
-        measuring = sum(self._measuring_flops(each.seed_flops) for each in [*runners, *self.controls])
+        measuring = sum(self._measuring_flops(each.seed_cost) for each in [*runners, *self.controls])
         per_step = size_of(self.training[0]) * (
             sum(each.step_flops(self.host_flops, is_frozen=each.net is self.host) for each in runners)
             + control_steps * sum(each.step_flops(self.host_flops, is_frozen=False) for each in self.controls)
@@ -301,7 +262,8 @@ class Race:
         network."""
         if candidate.runner is None:
             graft = copy.deepcopy(candidate.graft)
-            candidate.runner = Runner.candidate(self.host, candidate.site, graft, SEED_RATE, candidate.flops)
+            cost = candidate.cost * self.host_flops
+            candidate.runner = Runner.candidate(self.host, candidate.site, graft, SEED_RATE, cost)
         return candidate.runner
 
     def _control_steps(self, running: Sequence[Candidate], steps: int) -> float:
@@ -313,7 +275,7 @@ class Race:
         made = max(self._runner_of(each).steps for each in running)
         if self.course.in_training or not made:
             return 1.0
-        whole = (1.0 + max(each.flops for each in running) / self.host_flops) * (made + steps)
+        whole = (1.0 + max(each.cost for each in running)) * (made + steps)
         return min(MOST_CONTROL_STEPS, (whole - self.controls[0].steps) / steps)
 
     def _measure(self, running: Sequence[Candidate], runners: Sequence[Runner]) -> None:
@@ -347,7 +309,7 @@ class Race:
         rows = [_row_of(each) for each in [*self.candidates, *self.out]]
         rows.sort(key=lambda row: (-row.steps, math.inf if row.change is None else row.change.mean))
         val_loss = self.probe.mean(self.base)
-        verdict, best, reason = decide(val_loss, rows, self.control)
+        verdict, best, reason = decide(val_loss, rows, self.control, self.controls[0].steps)
         return Diagnosis(
             self.name,
             verdict,
@@ -361,6 +323,7 @@ class Race:
             self.controls[0].steps,
             self.limit.elapsed,
             self.limit.spent,
+            cost=self.costs.unit,
             cut_short=self.was_cut_short,
             probe=self.probe,
             base=self.base,
@@ -370,8 +333,10 @@ class Race:
 def _row_of(candidate: Candidate) -> CandidateRow:
     """Return a candidate as a row of the diagnosis table."""
     seed = (candidate.site.name, candidate.blueprint, candidate.parameters, candidate.flops)
-    steps = candidate.runner.steps if candidate.runner else 0
-    return CandidateRow(*seed, candidate.first_order, candidate.change, candidate.beyond, steps)
+    found = (candidate.first_order, candidate.change, candidate.beyond)
+    if candidate.runner is None:
+        return CandidateRow(*seed, *found)
+    return CandidateRow(*seed, *found, candidate.runner.steps, candidate.cost)
 
 
 @contextmanager
@@ -383,8 +348,20 @@ def race_of(
     optimizer: Optimizer | None,
     limit: Limit,
     course: Course,
+    costs: StepCosts,
 ) -> Iterator[Race]:
-    """Yield a race on the data of the two loaders; random states and loaders are restored on exit."""
+    """Yield a race on the data of the two loaders; random states and loaders are restored on exit.
+
+    Args:
+        net: Network, which is not changed.
+        train_loader: Training batches.
+        val_loader: Validation batches.
+        loss: Loss function.
+        optimizer: Optimiser whose copy trains the control; None for Adam at several learning rates.
+        limit: Limit of the race.
+        course: Heats of the race.
+        costs: Unit in which candidates are weighed, and costs measured in earlier races.
+    """
     device = next((tensor.device for tensor in net.parameters()), torch.device("cpu"))
     with untouched_streams(train_loader, val_loader), torch.enable_grad():
         torch.manual_seed(0)
@@ -392,4 +369,4 @@ def race_of(
         check_loader(val_loader, "val_loader")
         held_out = first_batches(val_loader, device, "val_loader", VALIDATION_SAMPLES)
         batches = endless(train_loader, device, "train_loader")
-        yield Race(net, optimizer, loss, held_out, batches, limit, course)
+        yield Race(net, optimizer, loss, held_out, batches, limit, course, costs)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,20 @@ from esper.kasmina.optimizer_groups import check_optimizer
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import place_in
 from esper.kasmina.transaction import uninterrupted
+from esper.kasmina.widening import WidthGraft
 from esper.leyline import HostError
 
 Blueprints = Mapping[Topology, Sequence[str]]
 """Blueprints of candidate seeds, by topology."""
+CostUnit = Literal["seconds", "flops"]
+"""Unit in which the compute of candidates is weighed."""
+SEED_RATE = 5e-3
+"""Learning rate of Adam for the seed of a candidate."""
 BETAS = (0.9, 0.99)
 """Betas of Adam in a race; its second moments decay faster than by default, because a race is short."""
 WARM_UP = 0.2
 """Fraction of a heat in which the learning rate rises; in the rest of the heat it falls to zero, so that the
-weights settle before the measurement.
-"""
-
+weights settle before the measurement."""
 PEAK = "peak"
 """Key under which a parameter group stores its highest learning rate."""
 LEAST_PARTS = 8
@@ -174,16 +177,18 @@ class Runner:
     optimisers: list[Optimizer]
     site: Site | None = None
     graft: Graft | None = None
-    seed_flops: int = 0
-    """FLOPs of the seed's forward pass for one sample."""
+    seed_cost: float = 0.0
+    """Cost of the seed's forward pass for one sample, as in ``Candidate.cost``, in FLOPs of the network."""
     steps: int = 0
     losses: Tensor | None = None
     """Validation losses of the last measurement, one per chunk."""
 
     @classmethod
-    def candidate(cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_flops: int = 0) -> Runner:
+    def candidate(
+        cls, host: nn.Module, site: Site, graft: Graft, rate: float, seed_cost: float = 0.0
+    ) -> Runner:
         """Return a runner of a race that trains a seed in the frozen host, which all candidates share."""
-        return cls(host, [_adam(graft, rate)], site, graft, seed_flops)
+        return cls(host, [_adam(graft, rate)], site, graft, seed_cost)
 
     @classmethod
     def control(cls, net: nn.Module, rate: float) -> Runner:
@@ -211,7 +216,7 @@ class Runner:
         ``control``."""
         net, theirs = _copied(control.net, control.optimisers)
         graft, own = _copied(self.graft, self.optimisers)
-        return Runner(net, [*own, *theirs], self.site, graft, self.seed_flops, self.steps)
+        return Runner(net, [*own, *theirs], self.site, graft, self.seed_cost, self.steps)
 
     def step_flops(self, host: float, *, is_frozen: bool) -> float:
         """Return the FLOPs of a training step per sample; ``host`` is the FLOPs of the host's forward pass.
@@ -219,7 +224,7 @@ class Runner:
         A backward pass costs twice as much as a forward pass; through a frozen host it costs as much as a
         forward pass, because no gradients of weights are computed.
         """
-        return (2 if is_frozen else 3) * host + 3 * self.seed_flops
+        return (2 if is_frozen else 3) * host + 3 * self.seed_cost
 
     @property
     def has_diverged(self) -> bool:
@@ -236,17 +241,21 @@ class Runner:
     def step(self, batch: Any, loss: Loss, share: float) -> None:
         """Train on a minibatch at the fraction ``share`` of the highest learning rates; a non-finite loss
         changes no weight."""
+        with self.in_forward():
+            self.update(batch, loss, share)
+
+    def update(self, batch: Any, loss: Loss, share: float) -> None:
+        """Do the same as ``step``, inside the context ``in_forward``."""
         if not self.optimisers:
             return
         for optimiser in self.optimisers:
             optimiser.zero_grad()
             for group in optimiser.param_groups:
                 group["lr"] = group[PEAK] * share
-        with self.in_forward() as net:
-            value = loss_of(net, batch, loss)
-            if not bool(torch.isfinite(value)):
-                return
-            value.backward()
+        value = loss_of(self.net, batch, loss)
+        if not bool(torch.isfinite(value)):
+            return
+        value.backward()
         for optimiser in self.optimisers:
             optimiser.step()
         self.steps += 1
@@ -313,6 +322,9 @@ class Candidate:
     blueprint: str
     graft: Graft
     flops: int
+    cost: float
+    """Compute that the seed adds to a training step, as a fraction of a step of the network without it: a
+    ratio of FLOPs, or of seconds if these were measured."""
     first_order: float = 0.0
     runner: Runner | None = None
     """Network in training with the candidate's seed; None before the candidate starts."""
@@ -335,3 +347,54 @@ def spread(ordered: Sequence[Candidate], count: int) -> list[Candidate]:
     1, the last element."""
     last = len(ordered) - 1
     return [ordered[round(i * last / max(count - 1, 1))] for i in range(count)]
+
+
+def score(host: nn.Module, candidates: Sequence[Candidate], data: list[list[Any]], loss: Loss) -> None:
+    """Score every candidate by the slope of the validation loss along the training gradient of its new seed.
+
+    One forward pass contains many candidate seeds, because the output of a new seed is exactly zero. Backward
+    passes give training gradients g and validation gradients v. The score of a candidate is <g, v> / |g|, for
+    its seed.
+
+    Args:
+        host: Frozen network in evaluation mode.
+        candidates: Candidates; their field ``first_order`` is set.
+        data: Training batches and validation batches.
+        loss: Loss function.
+    """
+    for group in scored_together(candidates):
+        with ExitStack() as stack:
+            for each in group:
+                stack.enter_context(grafted(host, each.site, each.graft))
+            gradients = [_gradients(host, group, batches, loss) for batches in data]
+        for each, g, v in zip(group, *gradients, strict=True):
+            each.first_order = float(g @ v / g.norm()) if bool(g.norm() > 0) else 0.0
+
+
+def scored_together(candidates: Sequence[Candidate]) -> list[list[Candidate]]:
+    """Return the candidates in groups that fit into one forward pass.
+
+    A side module must not receive the hidden units that another candidate adds. The hooks of side modules run
+    first, if they are registered first, so only side modules between two layers are in conflict.
+    """
+    wider = [each for each in candidates if isinstance(each.graft, WidthGraft)]
+    between = {path for each in wider if each.site.pair for path in each.site.pair.unnormed}
+    others = [each for each in candidates if each not in wider]
+    inside = [each for each in others if each.site.path in between]
+    first = [each for each in others if each not in inside] + wider
+    return [group for group in (first, inside) if group]
+
+
+def _gradients(
+    host: nn.Module, group: Sequence[Candidate], batches: Sequence[Any], loss: Loss
+) -> list[Tensor]:
+    """Return the mean gradient of the seed of every candidate in ``group``, as a flat vector."""
+    parameters = [list(each.graft.parameters()) for each in group]
+    for each in group:
+        each.graft.zero_grad()
+    for batch in batches:
+        (loss_of(host, batch, loss) / len(batches)).backward()
+    return [
+        torch.cat([torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten() for p in own])
+        for own in parameters
+    ]

@@ -14,12 +14,11 @@ from esper.karn.questions.episode_selection import EpisodeKey
 from esper.karn.questions.learning_curves import growth
 from esper.karn.run import Run
 from esper.leyline import AlertRow, EnvRow, EpisodeRow, EpochRow, Row, RunRow, Stage, TransitionRow, UpdateRow
-from esper.leyline.columns import TABLE_OF
 
 LOGGED_STAGES: Final = (Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED)
 """Lifecycle stages whose start is logged."""
-Stamp = tuple[str, float]
-"""Stamp: table and time of a telemetry row, which together identify the row. A resumed training writes the
+Stamp = tuple[type[Row], float]
+"""Stamp: type and time of a telemetry row, which together identify the row. A resumed training writes the
 rows of repeated iterations with new times.
 """
 
@@ -38,42 +37,32 @@ class LogEntry(NamedTuple):
     horizon; None if unknown.
     """
 
-    @property
-    def stamp(self) -> Stamp:
-        return TABLE_OF[type(self.row)], self.row.t
+
+def stamp_of(row: Row) -> Stamp:
+    """Return the stamp (type and time) of a telemetry row."""
+    return type(row), row.t
 
 
-def stamps(run: Run) -> set[Stamp]:
-    """Return the stamps (table and time) of all telemetry rows that are logged."""
-    tables = (TABLE_OF[kind] for kind in _logged_types(run))
-    union = " UNION ALL ".join(f"SELECT '{table}' AS name, t FROM {table}" for table in tables)
-    return set(run.fetch(union))
+def logged_rows(run: Run) -> list[Row]:
+    """Return all telemetry rows that are logged."""
+    kinds: tuple[type[Row], ...] = (TransitionRow, EpochRow, EpisodeRow, AlertRow)
+    if run.is_training:
+        kinds = (UpdateRow, AlertRow)
+    return [row for kind in kinds for row in run.rows(kind)]
 
 
 def log(run: Run, seen: Collection[Stamp] = ()) -> list[LogEntry]:
-    """Return the log entries of all telemetry rows whose stamps (table and time) are not in ``seen``, in
+    """Return the log entries of all telemetry rows whose stamps (row type and time) are not in ``seen``, in
     order of time.
     """
-    fresh = stamps(run).difference(seen)
-    rows = [row for kind in _logged_types(run) for row in _fresh_rows(run, kind, fresh)]
-    rows.sort(key=lambda row: row.t)
+    fresh = (row for row in logged_rows(run) if stamp_of(row) not in seen)
+    rows = sorted(fresh, key=lambda row: row.t)
     epochs = [row for row in rows if isinstance(row, EpochRow)]
     moves = run.rows(TransitionRow, "episode >= ?", [min(row.episode for row in epochs)]) if epochs else []
     grown = growth(run, joined=False) if run.is_training and rows else None
     twins = zip(grown.bins, grown["twin"], strict=True) if grown else ()
     twin_at = {bin_.last: twin for bin_, twin in twins}
     return [_entry(run, row, moves, twin_at) for row in rows]
-
-
-def _logged_types(run: Run) -> tuple[type[Row], ...]:
-    return (UpdateRow, AlertRow) if run.is_training else (TransitionRow, EpochRow, EpisodeRow, AlertRow)
-
-
-def _fresh_rows(run: Run, kind: type[Row], fresh: Collection[Stamp]) -> list[Row]:
-    table = TABLE_OF[kind]
-    times = [t for name, t in fresh if name == table]
-    found = run.rows(kind, "t >= ?", [min(times)]) if times else []
-    return [row for row in found if (table, row.t) in fresh]
 
 
 def _entry(run: Run, row: Row, moves: Sequence[TransitionRow], twins: dict[int, float | None]) -> LogEntry:

@@ -2,12 +2,15 @@
 
 The losses of an arm have the shape ``[training, rng seed, mark]``; only an arm with a trained policy can have
 several trainings. Each bootstrap draw resamples rng seeds with replacement. All arms use the same draws of
-rng seeds, so arms stay paired. The trainings of an arm are resampled with replacement, too. The largest
-regret over compute marks is recomputed in every bootstrap draw.
+rng seeds, so arms stay paired. The trainings of an arm are resampled with replacement, too.
+
+Functions of the draws return arrays ``[draw, …]`` whose first row is the observed value; ``interval`` turns
+such an array into a value with its interval. Every choice in hindsight (the best static configuration, the
+largest regret) is repeated in every draw.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -29,66 +32,86 @@ class Interval(NamedTuple):
     high: float
 
 
-def excess(losses: FloatArray, reference: FloatArray) -> FloatArray:
-    """Return relative excess losses, (loss − reference) / reference, with shape ``[training, rng seed,
-    mark]``. The reference, such as the loss of the best static size (a host that never grows), has shape
-    ``[rng seed, mark]``.
+def _shares(shape: Sequence[int]) -> list[FloatArray]:
+    """Return the shares of trainings ``[draw, training]`` and of rng seeds ``[draw, rng seed]``; a single run
+    has no bootstrap draws.
     """
-    return (losses - reference) / reference
-
-
-def regret(above: FloatArray) -> FloatArray:
-    """Return the regret ``[mark]``: the mean of relative excess losses over trainings and rng seeds, which
-    may be negative.
-    """
-    return above.mean(axis=(0, 1))
-
-
-def merit(above: FloatArray) -> float:
-    """Return the largest regret over the compute marks of an arm."""
-    return float(regret(above).max())
-
-
-def draws_of(values: FloatArray, count: int = DRAWS) -> FloatArray:
-    """Return bootstrap means ``[draw, mark]`` of ``values [training, rng seed, mark]``."""
-    shares = (
+    count = DRAWS if shape[0] * shape[1] > 1 else 0
+    drawn = (
         np.random.default_rng(stream).multinomial(size, [1 / size] * size, count) / size
-        for stream, size in enumerate(values.shape[:2])
+        for stream, size in enumerate(shape[:2])
     )
-    drawn: FloatArray = np.einsum("dt,ds,tsm->dm", *shares, values, optimize=True)
+    return [np.vstack([np.full(own.shape[1], 1 / own.shape[1]), own]) for own in drawn]
+
+
+def means(values: FloatArray) -> FloatArray:
+    """Return the means ``[draw, mark]`` of ``values [training, rng seed, mark]``."""
+    drawn: FloatArray = np.einsum("dt,ds,tsm->dm", *_shares(values.shape), values, optimize=True)
     return drawn
+
+
+def regrets(losses: FloatArray, static: FloatArray) -> FloatArray:
+    """Return the regret ``[draw, mark]`` of an arm against the static configuration that is best in
+    hindsight.
+
+    In every draw and at every mark the configuration with the least mean loss is chosen. The regret is the
+    mean over trainings and rng seeds of (loss − loss of that configuration with the same rng seed) / the
+    latter; it may be negative.
+
+    Args:
+        losses: Losses of the arm, ``[training, rng seed, mark]``.
+        static: Losses of all static configurations (size and learning rate), ``[configuration, rng seed,
+            mark]``; a configuration with a NaN is never chosen at that mark.
+    """
+    trainings, seeds = _shares(losses.shape)
+    mean = np.einsum("ds,csm->dcm", seeds, static)
+    best = np.where(np.isnan(mean), np.inf, mean).argmin(axis=1)
+    ratios = losses / static[:, None] - 1.0
+    above = np.einsum("dt,ds,ctsm->dcm", trainings, seeds, ratios, optimize=True)
+    chosen: FloatArray = np.take_along_axis(above, best[:, None], axis=1)[:, 0]
+    return chosen
+
+
+def largest(above: FloatArray, marks: NDArray[np.bool_]) -> FloatArray:
+    """Return the largest of the regrets ``above [draw, mark]`` at ``marks``, ``[draw]``.
+
+    Marks at which the arm has no result are left out; NaN if no mark remains.
+    """
+    wanted = ~np.isnan(above[0]) & marks
+    return above[:, wanted].max(axis=1) if wanted.any() else np.full(len(above), np.nan)
+
+
+def interval(drawn: FloatArray) -> Interval:
+    """Return the observed value and its bootstrap interval from ``drawn [draw]``."""
+    value, tail = float(drawn[0]), (1.0 - CONFIDENCE) / 2
+    if len(drawn) == 1 or math.isnan(value):
+        return Interval(value, math.nan, math.nan)
+    low, high = np.quantile(drawn[1:], [tail, 1.0 - tail], method="nearest")
+    return Interval(value, float(low), float(high))
 
 
 def mean_interval(values: FloatArray) -> Interval:
     """Return the mean of ``values [training, rng seed]`` with its bootstrap interval."""
-    return _interval(float(values.mean()), draws_of(values[..., None])[:, 0], values.shape)
+    return interval(means(values[..., None])[:, 0])
 
 
-def merit_interval(above: FloatArray) -> Interval:
-    """Return the largest regret over compute marks with its bootstrap interval."""
-    return _interval(merit(above), draws_of(above).max(axis=1), above.shape)
+def compute_needed(losses: FloatArray, frontier: FloatArray, marks: Sequence[float]) -> FloatArray:
+    """Return the compute that the static frontier needs for the losses of an arm, as a multiple of the arm's
+    compute, ``[mark]``; above 1 the arm saves compute.
 
+    The frontier is interpolated between marks, in logarithms of loss and compute. The result is infinite for
+    losses that it does not reach, and NaN for losses above that at its first mark.
 
-def merit_ratio(above: FloatArray, other: FloatArray) -> Interval:
-    """Return the ratio of two arms' largest regrets with its bootstrap interval; infinite if the denominator
-    is ≤ 0.
+    Args:
+        losses: Mean losses of the arm, ``[mark]``.
+        frontier: Least mean losses of all static configurations, ``[mark]``.
+        marks: Compute at the marks.
     """
-    drawn = [
-        _quotient(*pair) for pair in zip(*(draws_of(a).max(axis=1) for a in (above, other)), strict=True)
-    ]
-    return _interval(_quotient(merit(above), merit(other)), np.array(drawn), above.shape)
-
-
-def _quotient(one: float, other: float) -> float:
-    return one / other if other > 0 or math.isnan(other) else math.inf
-
-
-def _interval(value: float, drawn: FloatArray, shape: tuple[int, ...]) -> Interval:
-    if shape[0] * shape[1] == 1 or math.isnan(value):
-        return Interval(value, math.nan, math.nan)
-    tail = (1.0 - CONFIDENCE) / 2
-    low, high = np.quantile(drawn, [tail, 1.0 - tail], method="nearest")
-    return Interval(value, float(low), float(high))
+    best = np.minimum.accumulate(frontier)
+    lower = np.append(True, best[1:] < best[:-1])
+    known, at = -np.log(best[lower]), np.log(marks)
+    needed = np.interp(-np.log(losses), known, at[lower], left=np.nan, right=np.inf)
+    return np.asarray(np.exp(needed - at))
 
 
 def paired(scores: FloatArray, control: FloatArray) -> FloatArray:

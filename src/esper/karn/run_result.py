@@ -18,7 +18,7 @@ from esper.karn.drawing import svg
 from esper.karn.drawing.axes import TOP
 from esper.karn.drawing.curves import FOOT, Curve, curve_panel
 from esper.karn.drawing.picture import Picture
-from esper.karn.metric import SCORE, Metric, metric_of
+from esper.karn.metric import Metric, metric_of
 from esper.karn.questions.episode_selection import LAST_ITERATION, LASTED, EpisodeKey
 from esper.karn.run import Run
 from esper.karn.seed_histories import HORIZON
@@ -178,7 +178,7 @@ def verdict(runs: Mapping[str, Run]) -> dict[str, Result]:
 
 def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
     """Draw the final scores of several runs against parameters and compute; None if no run has a finished
-    episode.
+    episode. The table of compared runs on a page has the numbers.
     """
     arms = verdict(runs)
     if not arms:
@@ -203,19 +203,8 @@ def verdict_picture(runs: Mapping[str, Run]) -> Picture | None:
             panel("parameters", [arm.mean("params") for arm in arms.values()], notation.count, TOP),
             panel("compute of an episode", [arm.flops for arm in arms.values()], notation.flop, TOP + _STEP),
         ),
-        columns=["arm", "episodes", "test", "validation", "parameters", "compute of an episode", "inference"],
-        rows=[
-            [
-                name,
-                notation.count(len(arm.rows)),
-                SCORE.estimate(tested[name]),
-                metric.estimate(arm.validation),
-                notation.count(arm.mean("params")),
-                notation.flop(arm.flops),
-                notation.flop(arm.mean("flops_per_sample")),
-            ]
-            for name, arm in arms.items()
-        ],
+        columns=[],
+        rows=[],
         caption=f"{which} of the committed networks, with 95 % intervals where there are several episodes.",
     )
 

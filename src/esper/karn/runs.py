@@ -23,8 +23,7 @@ from esper.karn.run import DAMAGE, Run, open_run
 from esper.karn.run_result import final_rows
 from esper.karn.statistics import mean
 from esper.karn.stored_rows import State, StoredRows
-from esper.leyline.errors import EsperError
-from esper.leyline.printable import printable
+from esper.leyline.errors import EsperError, printable
 from esper.leyline.rows import EpisodeRow, EpochRow, ResourceRow, Row, RunRow, Severity, UpdateRow
 
 PACE_ITERATIONS: Final = 10

@@ -17,7 +17,7 @@ import msgspec
 from esper.files.row_files import check_layout, old_run_error, row_files, split_lines
 from esper.files.writer_lock import is_being_written, signature
 from esper.leyline import BLEND_IDS, HEAD_NAMES, SCHEMA_VERSION, STAGE_NAMES, TABLES, UNREADABLE, EsperError
-from esper.leyline.columns import COLUMNS, TABLE_OF
+from esper.leyline.columns import COLUMNS, LISTS, TABLE_OF
 from esper.leyline.rows import DecisionRow, EpisodeRow, Row, RunRow, TransitionRow, UpdateRow
 
 R = TypeVar("R", bound=Row)
@@ -39,12 +39,6 @@ SETTINGS: Final[dict[str, str | bool | int | float | list[str]]] = {
 
 LONGEST: Final = 10_000_000
 """Largest number of epochs or iterations that readers accept."""
-LISTS: Final = {
-    **dict.fromkeys(("action", "read", "masked", "log_probs", "head_entropy", "head_grad_norm"), "heads"),
-    **dict.fromkeys(("op_probs", "op_shares", "op_counts"), "ops"),
-    "on": "slots",
-}
-"""Columns with one entry per head, op or slot, and the column of the run row that has their names."""
 
 
 class StoredRows:

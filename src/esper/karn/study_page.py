@@ -5,15 +5,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from esper.karn import notation, resampling
 from esper.karn.drawing.curves import Curve, draw_curves
 from esper.karn.drawing.picture import Picture
 from esper.karn.page.rendering import render
-from esper.karn.resampling import FloatArray, Interval, regret
+from esper.karn.resampling import FloatArray, Interval
 
 _TRAINING: Final = ("forward", "backward")
 _INSTRUMENT: Final = "validation"
+BEST_PLAN: Final = "best plan in hindsight"
 
 
 class ArmNumbers(NamedTuple):
@@ -31,6 +33,12 @@ class ArmNumbers(NamedTuple):
     """Mean FLOPs of a run by purpose of the compute, such as ``backward``; ``charged`` is the part that
     counts against the budget.
     """
+    seconds: FloatArray
+    """Mean CPU seconds of a run up to each compute mark, ``[mark]``."""
+    grown: NDArray[np.bool_]
+    """Whether the networks of all runs had grown before each compute mark, ``[mark]``."""
+    is_plan: bool
+    """Whether the arm grows by a fixed plan."""
     note: str
     """Text on the arm: its chosen learning-rate factors and plan, and the number of failed runs."""
 
@@ -44,9 +52,9 @@ class StudyNumbers(NamedTuple):
     rng_seeds: range
     arms: Sequence[ArmNumbers]
     control: str
-    reference: Sequence[str]
-    """Best static arm (host that never grows) at each compute mark, chosen on selection rng seeds; empty
-    without static arms.
+    reference: Mapping[str, FloatArray]
+    """Test losses of every static size (host that never grows) with every learning rate, ``[rng seed,
+    mark]``; empty without static arms.
     """
 
     def arm(self, name: str) -> ArmNumbers:
@@ -58,14 +66,19 @@ class StudyNumbers(NamedTuple):
         """Compute that is spent up to each mark (share of the budget), as text."""
         return [notation.flop(mark * self.budget) for mark in self.marks]
 
-    def excesses(self) -> dict[str, FloatArray]:
-        """Return the relative excess loss of every arm over the best static size, ``[training, rng seed,
-        mark]``.
+    def regrets(self) -> dict[str, FloatArray]:
+        """Return the regret of every arm against the best static size and learning rate in hindsight,
+        ``[draw, mark]``.
         """
-        reference = np.stack(
-            [self.arm(name).losses[0, :, mark] for mark, name in enumerate(self.reference)], axis=-1
-        )
-        return {arm.name: resampling.excess(arm.losses, reference) for arm in self.arms}
+        static = np.stack(list(self.reference.values()))
+        return {arm.name: resampling.regrets(arm.losses, static) for arm in self.arms}
+
+    def frontier(self) -> tuple[list[str], FloatArray]:
+        """Return the best static size and learning rate at each mark, and their mean losses ``[mark]``."""
+        losses = np.stack([own.mean(axis=0) for own in self.reference.values()])
+        known = np.where(np.isnan(losses), np.inf, losses)
+        names = list(self.reference)
+        return [names[best] for best in known.argmin(axis=0)], known.min(axis=0)
 
 
 class StudyTable(NamedTuple):
@@ -100,7 +113,7 @@ def study_tables(found: StudyNumbers) -> list[StudyTable]:
     """Return all tables of a study on one task; tables of regret need static arms."""
     tables = [_losses(found)]
     if found.reference:
-        tables += [_regrets(found), _ratios(found)]
+        tables += [_regrets(found), _needed(found)]
     return [table for table in (*tables, _at_the_end(found), _spending(found)) if table.rows]
 
 
@@ -115,35 +128,41 @@ def _losses(found: StudyNumbers) -> StudyTable:
 
 
 def _regrets(found: StudyNumbers) -> StudyTable:
-    above = found.excesses()
-    rows = [
-        [name, *_numbers("{:.1%}", regret(values)), _text("{:.1%}", resampling.merit_interval(values))]
-        for name, values in above.items()
-    ]
+    above = found.regrets()
+    plans = [above[arm.name] for arm in found.arms if arm.is_plan]
+    grown = {arm.name: arm.grown for arm in found.arms}
+    if len(plans) > 1:
+        above[BEST_PLAN], grown[BEST_PLAN] = np.min(plans, axis=0), np.zeros(len(found.marks), dtype=bool)
+
+    def row(name: str, values: FloatArray) -> list[str]:
+        wanted = [np.ones(len(found.marks), dtype=bool), grown[name]]
+        ends = [resampling.interval(resampling.largest(values, marks)) for marks in wanted]
+        return [name, *_numbers("{:.1%}", values[0]), *(_text("{:.1%}", end) for end in ends)]
+
     return StudyTable(
         f"{found.task}: regret by compute",
-        ["arm", *found.compute, "largest (95 %)"],
-        rows,
-        "Regret: mean over rng seeds of the loss above that of the static size that was best there, on the"
-        " selection rng seeds or, without any, in hindsight; relative to it. The largest is"
-        " recomputed in every bootstrap draw.",
-        ["best static size", *found.reference, ""],
+        ["arm", *found.compute, "largest (95 %)", "largest after growth (95 %)"],
+        [row(*own) for own in above.items()],
+        "Regret: mean over rng seeds of the loss above that of the static size and learning rate that were"
+        " best at the mark in hindsight, relative to it. Choices in hindsight, of the best plan too, and the"
+        " maximum over marks are repeated in every bootstrap draw. After growth: only marks at which all"
+        " networks of the arm had grown.",
+        ["best static size × rate", *found.frontier()[0], "", ""],
     )
 
 
-def _ratios(found: StudyNumbers) -> StudyTable:
-    above = found.excesses()
-    static = [arm.name for arm in found.arms if arm.is_static]
-    rows = [
-        [name, *(_text("{:.2f}", resampling.merit_ratio(values, above[other])) for other in static)]
-        for name, values in above.items()
-        if name not in static
-    ]
+def _needed(found: StudyNumbers) -> StudyTable:
+    frontier, marks = found.frontier()[1], found.marks
+    losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
+    needed = {name: resampling.compute_needed(own, frontier, marks) for name, own in losses.items()}
+    rows = [[name, *_numbers("{:.2f}", own)] for name, own in needed.items()]
     return StudyTable(
-        f"{found.task}: largest regret as a multiple of each static size's",
-        ["arm", *static],
+        f"{found.task}: compute that static sizes need for the same loss",
+        ["arm", *found.compute],
         rows,
-        "With 95 % intervals, both maxima recomputed in every bootstrap draw.",
+        "As a multiple of the compute that the arm spent, by the best static size and learning rate in"
+        " hindsight; above 1 the arm saves compute. ∞: not reached within the budget. –: reached before the"
+        " first mark.",
     )
 
 
@@ -177,10 +196,13 @@ def _spending(found: StudyNumbers) -> StudyTable:
     shown[_INSTRUMENT] = "validation, not charged"
     return StudyTable(
         f"{found.task}: compute",
-        ["arm", *shown.values()],
-        [[arm.name, *(_flop(arm.flops[name]) for name in shown)] for arm in found.arms],
+        ["arm", *shown.values(), "CPU time"],
+        [
+            [arm.name, *(_flop(arm.flops[name]) for name in shown), *_numbers("{:.1f} s", arm.seconds[-1:])]
+            for arm in found.arms
+        ],
         "Means of whole runs. What is charged beyond training is what growth costs; one validation a step is"
-        " an instrument that every arm has.",
+        " an instrument that every arm has. CPU time includes it.",
     )
 
 
@@ -200,24 +222,24 @@ def draw_compute(found: StudyNumbers) -> Picture:
     line, other arms as thick lines.
     """
     losses = {arm.name: arm.losses.mean(axis=(0, 1)) for arm in found.arms}
-    static = [losses[arm.name] for arm in found.arms if arm.is_static]
+    best = found.frontier()[1] if found.reference else None
     return Picture(
-        _over_compute("Test loss by compute", found, losses, np.min(static, axis=0) if static else None),
-        ["arm", *found.compute],
-        [[name, *_numbers("{:.3f}", values)] for name, values in losses.items()],
+        _over_compute("Test loss by compute", found, losses, best),
+        [],
+        [],
         "Test loss of the network that a run with so much compute ends with, mean over rng seeds. Thin:"
-        " static sizes. Dotted: the best of them at each mark. Thick: all other arms.",
+        " static sizes. Dotted: the best static size and learning rate at each mark. Thick: all other arms.",
     )
 
 
 def draw_regret(found: StudyNumbers) -> Picture:
     """Draw the regret of all arms in per cent by compute."""
-    regrets = {name: 100.0 * regret(above) for name, above in found.excesses().items()}
+    regrets = {name: 100.0 * above[0] for name, above in found.regrets().items()}
     return Picture(
         _over_compute("Regret by compute", found, regrets, np.zeros(len(found.marks))),
-        ["arm", *found.compute],
-        [[name, *_numbers("{:.1f}", values)] for name, values in regrets.items()],
-        "Per cent above the static size that was best at each mark, the dotted line.",
+        [],
+        [],
+        "Per cent above the best static size and learning rate at each mark in hindsight, the dotted line.",
     )
 
 
@@ -247,11 +269,8 @@ def draw_parameters(found: StudyNumbers) -> Picture:
     labels = {params: notation.count(params) for params, _ in sorted(ends.values()) if not math.isnan(params)}
     return Picture(
         draw_curves("Test loss by parameters", "parameters", labels, [*joined, *curves]),
-        ["arm", "parameters", "test loss"],
-        [
-            [name, _number("{:,.0f}", params), _number("{:.3f}", loss)]
-            for name, (params, loss) in ends.items()
-        ],
+        [],
+        [],
         f"Networks that cost {found.compute[-1]} to train. Line: static sizes.",
     )
 

@@ -5,7 +5,6 @@ query reads a file that is about to be removed. The database of a run can read o
 writes nothing.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -14,6 +13,7 @@ from typing import Final
 
 import duckdb
 
+from esper.files.row_files import decoding_query
 from esper.karn.stored_rows import DATABASE_ERRORS, SETTINGS, StoredRows, error_text, sql_text
 from esper.leyline import HEAD_NAMES, TABLES, EsperError, UnknownNameError
 from esper.leyline.columns import COLUMNS
@@ -92,28 +92,23 @@ class Tables:
 
         Inserted JSON lines are in a schema other than main, so SHOW TABLES does not list their tables.
         """
-        table = f"lines.{_quoted(name)}"
-        columns = ", ".join(f"{_quoted(column.name)} {column.sql_type}" for column in COLUMNS[name])
+        table = f'lines."{name}"'
+        columns = ", ".join(f'"{column.name}" {column.sql_type}' for column in COLUMNS[name])
         self._connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-        structure = json.dumps({column.name: column.sql_type for column in COLUMNS[name]})
-        insertion = (
-            f"INSERT INTO {table} SELECT unnest(from_json_strict(line, '{structure}'))"
-            " FROM (SELECT unnest(?::VARCHAR[]) AS line)"
-        )
         if lines := self._lines[name][self._inserted[name] :]:
             self._stored.decoded_lines(TABLES[name])  # Lines that are not rows of the table raise an error.
-            self._execute(name, insertion, map(bytes.decode, lines))
+            self._execute(name, f"INSERT INTO {table} {decoding_query(name)}", map(bytes.decode, lines))
             self._inserted[name] += len(lines)
         return table
 
     def _view_of(self, table: str) -> str:
         sources = self._stored.parquet_source(table), self._table_of_lines(table)
-        names = ", ".join(_quoted(column.name) for column in COLUMNS[table])
+        names = ", ".join(f'"{column.name}"' for column in COLUMNS[table])
         return " UNION ALL ".join(f"SELECT {names} FROM {source}" for source in sources if source)
 
     def _define(self, name: str, definition: str) -> None:
         if self._definitions.get(name) != definition:
-            self._execute(name, f"CREATE OR REPLACE VIEW {_quoted(name)} AS {definition}")
+            self._execute(name, f'CREATE OR REPLACE VIEW "{name}" AS {definition}')
             self._definitions[name] = definition
 
     def _execute(self, table: str, statement: str, *lists: Iterable[str]) -> None:
@@ -141,11 +136,6 @@ def _locked_database(telemetry: Path, memory: int | None) -> duckdb.DuckDBPyConn
 
 
 # --- SQL --------------------------------------------------------------------------------------------
-
-
-def _quoted(name: str) -> str:
-    """Quote an identifier for SQL."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _decisions_view() -> str:

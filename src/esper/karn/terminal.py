@@ -19,13 +19,12 @@ from rich.segment import SegmentLines
 from rich.text import Text
 
 from esper.files.row_files import TELEMETRY
-from esper.karn.log_lines import Stamp, first_lines, line_of, log, stamps
+from esper.karn.log_lines import Stamp, first_lines, line_of, log, logged_rows, stamp_of
 from esper.karn.run import Run, open_run
 from esper.karn.runs import progress
 from esper.karn.screen import screen
 from esper.leyline import EsperError, RunRow, UpdateRow
-from esper.leyline.errors import notify
-from esper.leyline.printable import printable
+from esper.leyline.errors import notify, printable
 
 DRAWS_PER_SECOND: Final = 2
 SHARE_OF_TIME: Final = 0.02
@@ -67,10 +66,6 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         """
         self._is_stale = False
         self._next_look = 0.0
-        self._is_last = False
-        """Whether the terminal view is being closed, so that the next update is the last and must not
-        wait.
-        """
         self._seen: set[Stamp] | None = None
         """Stamps (table and time) of the rows with a log line; None before the first log line."""
         self._drawn: RenderableType = Text("waiting for the run to begin", style="dim")
@@ -78,7 +73,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         self.error: EsperError | OSError | None = None
         """Reason why the terminal view stopped; the run itself may continue."""
         if skip_past and (run := self._begun()) is not None:
-            self._seen = stamps(run)
+            self._seen = set(map(stamp_of, logged_rows(run)))
         self._live: Live | None = None
         if can_draw(console):
             self._live = Live(console=console, get_renderable=self._draw, refresh_per_second=DRAWS_PER_SECOND)
@@ -94,10 +89,10 @@ class TerminalView(AbstractContextManager["TerminalView"]):
 
     def close(self) -> None:
         """Show all written rows and restore the terminal."""
-        self._is_stale, self._is_last = self._has_news, True
-        if self._live is None and self._has_news:
-            self._look()
-        elif self._live is not None:
+        if self._has_news:
+            with self._lock:
+                self._look()
+        if self._live is not None:
             self._live.stop()  # The method stop() of rich's Live draws the screen a last time.
 
     def __exit__(self, *error: object) -> None:
@@ -139,8 +134,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
     def _draw(self) -> RenderableType:
         with self._lock:
             is_resized = self._has_news and self._width != self._console.width
-            is_due = self._is_last or time.monotonic() >= self._next_look
-            if is_resized or (self._is_stale and is_due):
+            if is_resized or (self._is_stale and time.monotonic() >= self._next_look):
                 self._look()
             return self._drawn
 
@@ -157,7 +151,7 @@ class TerminalView(AbstractContextManager["TerminalView"]):
         lines = first_lines(run.row) if self._seen is None else []
         self._seen = self._seen or set()
         entries = log(run, self._seen)
-        self._seen.update(entry.stamp for entry in entries)
+        self._seen.update(stamp_of(entry.row) for entry in entries)
         updates = [entry for entry in entries if isinstance(entry.row, UpdateRow)]
         for entry in entries:
             # The estimated remaining time is shown only in the log line of the last iteration.

@@ -5,21 +5,35 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import BlueprintSpec, specs_for
+from esper.kasmina.blueprints.tokens import MIXING
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
 from esper.kasmina.edits import Argument
 from esper.kasmina.sites import Site
 from esper.leyline.errors import BlueprintError
 
+MASK_WARNING: Final = (
+    "{} in {} cannot see the padding mask of the network, so padded tokens would influence others; plant it"
+    " behind a block that takes the mask"
+)
+"""Warning with the names of a blueprint and of a slot."""
+
 
 def fits(spec: BlueprintSpec, site: Site) -> bool:
     """Return whether a slot at ``site`` can hold a seed of ``spec``."""
-    return spec.fits(site.width, copyable=site.block is not None, widenable=site.pair is not None)
+    has_source = (site.block is not None or not spec.copies) and (site.pair is not None or not spec.widens)
+    return site.width % spec.multiple_of == 0 and has_source
+
+
+def is_offered(spec: BlueprintSpec, site: Site) -> bool:
+    """Return whether controllers, races and diagnoses consider a seed of ``spec`` for a slot at ``site``:
+    attention only where it can see the padding mask that the network takes."""
+    return fits(spec, site) and not (site.hides_mask and spec.name in MIXING)
 
 
 def check_fits(spec: BlueprintSpec, site: Site) -> None:

@@ -30,6 +30,7 @@ LEAST_GRADIENT: Final = (1e-6, 1e-8)
 _CLASSES, _BATCH, _LENGTH, _INPUT = 4, 16, 6, 2
 _SHAPES: Final[Mapping[Topology, tuple[int, ...]]] = {
     "feature_map": (_INPUT, _LENGTH, _LENGTH),
+    "volume": (_INPUT, _LENGTH, _LENGTH, _LENGTH),
     "tokens": (_LENGTH, _INPUT),
     "features": (_INPUT,),
 }
@@ -46,7 +47,7 @@ def check_blueprint(
 
     Args:
         name: Name of the blueprint, which must be registered.
-        topology: Kind of features at the slot: ``feature_map``, ``tokens`` or ``features``.
+        topology: Kind of features at the slot: ``feature_map``, ``volume``, ``tokens`` or ``features``.
         width: Width of the slot: its number of channels or features.
         causal: For tokens, also require that the output of a token does not depend on later tokens.
 
@@ -148,6 +149,10 @@ class _Probe(Host):
             self.feature_shapes = ((width, _LENGTH, _LENGTH),)
             first = nn.Conv2d(_INPUT, width, 3, padding=1)
             last = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, _CLASSES))
+        elif topology == "volume":
+            self.feature_shapes = ((width, _LENGTH, _LENGTH, _LENGTH),)
+            first = nn.Conv3d(_INPUT, width, 3, padding=1)
+            last = nn.Sequential(nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(width, _CLASSES))
         else:
             self.feature_shapes = ((_LENGTH, width) if topology == "tokens" else (width,),)
             first, last = nn.Linear(_INPUT, width), nn.Sequential(nn.Linear(width, _CLASSES))

@@ -10,7 +10,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -23,9 +23,10 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, 
 
 from esper.kasmina.birth import BlockCall, captured_call
 from esper.kasmina.dry_run import call, layer_by_layer, untouched
-from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, description_of, shadow_size
+from esper.kasmina.graft import BlockGraft, Graft, SideGraft, change, shadow_size
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import description_of
 from esper.kasmina.widening import WidthGraft
 from esper.leyline import Stage, Style
 
@@ -41,7 +42,16 @@ def flop_counter() -> FlopCounterMode:
         aten._scaled_dot_product_flash_attention_for_cpu: _of_first(3, sdpa_flop_count),
         aten._scaled_dot_product_flash_attention_for_cpu_backward: _of_first(4, sdpa_backward_flop_count),
     }
-    return FlopCounterMode(display=False, custom_mapping=formulas)
+    counter = FlopCounterMode(display=False, custom_mapping=formulas)
+    counter.mod_tracker = _OneModule()  # type: ignore[assignment]  # it has what the counter reads
+    return counter
+
+
+class _OneModule(nullcontext[None]):
+    """Replacement of torch's module tracker, for totals only. Torch's tracker fails without gradients on
+    views of parameters, as in DeBERTa-v2."""
+
+    parents = frozenset({"Global"})
 
 
 def _convolution_backward(
@@ -134,7 +144,7 @@ class _BlockPart(nn.Module):
 
     def __init__(self, model: MorphogeneticModel, slot: int, graft: BlockGraft, sample: Tensor) -> None:
         super().__init__()
-        source = model.slots[slot].place.module
+        source = model.slots[slot].place.block
         self.block, self.features, self.site = graft.seed, graft.argument, graft.site
         self.called = captured_call(model.host, source, sample.expand(_BATCH, *sample.shape).contiguous())
 
@@ -259,9 +269,11 @@ class FlopMeter:
     def _count_graft(self, slot: int, graft: Graft) -> PartCost:
         if isinstance(graft, WidthGraft):
             return count_units(graft)
+        part: nn.Module = _SeedPart(graft.seed, graft.gate)
         if isinstance(graft, BlockGraft):
-            return count_part(_BlockPart(self.model, slot, graft, self.sample), graft.site.shape[1:])
-        return count_part(_SeedPart(graft.seed, graft.gate), graft.site.shape[1:])
+            part = _BlockPart(self.model, slot, graft, self.sample)
+        each = count_part(part, graft.site.shape[1:])
+        return PartCost(*(round(graft.site.times * flops) for flops in each))
 
     def removed(self, slot: int) -> None:
         """Add all FLOPs spent on the removed seed of ``slot`` to the ledger's FLOPs of pruned seeds."""
@@ -275,11 +287,7 @@ class FlopMeter:
 
     def follow_model(self, stayed: Sequence[int]) -> None:
         """Count the FLOPs of the present seeds again after a rollback; ``stayed`` are the slots whose seed
-        the rollback did not change.
-
-        A rollback does not subtract FLOPs from the ledger. FLOPs spent on seeds that a rollback removed count
-        as those of pruned seeds.
-        """
+        the rollback did not change. FLOPs of seeds that it removed count as those of pruned seeds."""
         kept = {slot: spent for slot, spent in self._spent.items() if slot in stayed}
         self.ledger.pruned_seeds += sum(self._spent.values()) - sum(kept.values())
         occupied = [i for i, slot in enumerate(self.model.slots) if slot.seed is not None]
@@ -297,9 +305,7 @@ class FlopMeter:
         return {"ledger": asdict(self.ledger), "spent": dict(self._spent)}
 
     def load_state(self, state: dict[str, dict[Any, Any]]) -> None:
-        """Restore ledger and FLOPs spent on each seed from ``state``; the seeds must already be attached to
-        the network.
-        """
+        """Restore the ledger and the FLOPs spent on each seed; the seeds must be attached already."""
         self.ledger = ComputeLedger(**state["ledger"])
         self._restore_spent(state["spent"])
 
@@ -309,10 +315,7 @@ class FlopMeter:
 
     def candidate_cost(self, batch: int) -> float:
         """Return the mean compute of training the seeds that can be planted, divided by that of training the
-        present network.
-
-        The ratio is NaN if no seed can be planted.
-        """
+        present network; NaN if no seed can be planted."""
         table = self.model.table
         free = np.flatnonzero(table.enabled[0] & (table.stage[0] == Stage.DORMANT)).tolist()
         costs = [cost for slot in free for cost in self._costs_of_seeds(slot)]

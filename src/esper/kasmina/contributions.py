@@ -206,24 +206,24 @@ class MetricScorer:
         self._sign = 1.0 if mode == "max" else -1.0
         self._calibrate = calibrate if batch_norms(model.host) else None
         self._position = torch.get_rng_state()
-        self.values = self._run()
-        """Metric of the present network, one number or one per batch; negated if a lower metric is better."""
+        # With recomputed statistics the present network is evaluated with the other configurations.
+        self._values = self._run() if self._calibrate is None else []
+        self._next_position = torch.get_rng_state()
 
     def __call__(self, slots: Sequence[int], configurations: BoolArray) -> Tensor:
         rows = []
-        outer = torch.get_rng_state()
         try:
             with kept_statistics(self._model.host):
                 for configuration in configurations:
                     off = [slot for slot, on in zip(slots, configuration, strict=True) if not on]
                     rows.append(self._without(off))
         finally:
-            torch.set_rng_state(outer)
+            torch.set_rng_state(self._next_position)
         lengths = {len(row) for row in rows}
         if len(lengths) > 1:
             raise EsperError(
-                f"evaluate returned {len(self.values)} values and, with a seed switched off,"
-                f" {next(n for n in map(len, rows) if n != len(self.values))};"
+                f"evaluate returned {len(rows[-1])} values and, with a seed switched off,"
+                f" {next(n for n in map(len, rows) if n != len(rows[-1]))};"
                 " it must go over the same batches each time"
             )
         scores = torch.tensor(rows, dtype=torch.float64)
@@ -232,14 +232,17 @@ class MetricScorer:
 
     def _without(self, off: Sequence[int]) -> list[float]:
         if not off and self._calibrate is None:
-            return self.values
+            return self._values
         with ExitStack() as switches:
             for slot in off:
                 switches.enter_context(self._model.slots[slot].held.switched_off())
             if self._calibrate is not None:
                 self._recalibrate(self._calibrate)
             torch.set_rng_state(self._position)
-            return self._run()
+            values = self._run()
+        if not off:
+            self._next_position = torch.get_rng_state()
+        return values
 
     def _recalibrate(self, batches: Iterable[Any]) -> None:
         """Recompute the batch-normalisation statistics of the network on training batches."""

@@ -1,5 +1,5 @@
 """Forward passes that leave buffers, training modes and random state unchanged, and functions that recompute
-batch-normalisation statistics.
+batch-normalisation statistics or compare outputs before and after a change.
 
 Running statistics from training do not fit a network with a seed switched off: with them the score of that
 network would be too low, and the contribution of the seed would be overestimated.
@@ -10,10 +10,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -124,21 +123,32 @@ def exact_float32() -> Iterator[None]:
             setattr(owner, name, setting)
 
 
-def dry_forward(net: nn.Module, sample: Any, *, training: bool = False) -> tuple[list[Call], Any]:
+def dry_forward(
+    net: nn.Module, sample: Any, *, training: bool = False, change: Callable[[str, Any], Any] | None = None
+) -> tuple[list[Call], Any]:
     """Run ``net`` once; return its output, and the calls of its submodules in the order in which the calls
     end.
+
+    Args:
+        net: Network to run.
+        sample: Input that the network is called with.
+        training: Whether the network runs in training mode.
+        change: Function of path and output of a submodule that returns the output to continue with; with such
+            a function, the forward pass records a graph of gradients.
     """
     calls: list[Call] = []
     handles = []
     for path, module in net.named_modules():
         if path:
 
-            def look(_m: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> None:
-                calls.append(Call(path, args, kwargs, output))
+            def look(_m: nn.Module, args: Any, kwargs: Any, output: Any, path: str = path) -> Any:
+                changed = output if change is None else change(path, output)
+                calls.append(Call(path, args, kwargs, changed))
+                return changed
 
             handles.append(module.register_forward_hook(look, with_kwargs=True))
     try:
-        with untouched(net, training=training), layer_by_layer(), torch.no_grad():
+        with untouched(net, training=training), layer_by_layer(), torch.set_grad_enabled(change is not None):
             result = call(net, sample)
     except HostError:
         raise
@@ -177,20 +187,6 @@ def tensors_in(tree: Any) -> list[Tensor]:
     if dataclasses.is_dataclass(tree):
         return tensors_in([getattr(tree, field.name) for field in dataclasses.fields(tree)])
     return []
-
-
-def tensors_read(calls: Iterable[Sequence[Call]]) -> set[int]:
-    """Return the ids of the tensors that a module reads without handing them on, as ``Identity`` does.
-
-    Args:
-        calls: Recorded calls of each module.
-    """
-    return {
-        id(tensor)
-        for each in chain.from_iterable(calls)
-        for tensor in tensors_in([each.args, each.kwargs])
-        if not any(tensor is other for other in tensors_in(each.output))
-    }
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
@@ -239,3 +235,60 @@ def recalibrate(model: nn.Module, inputs: Tensor) -> None:
 def kept_statistics(model: nn.Module) -> AbstractContextManager[None]:
     """Restore the batch-normalisation statistics of the model on exit."""
     return kept_buffers(buffer for layer in batch_norms(model) for buffer in layer.buffers())
+
+
+# --- comparison of outputs ----------------------------------------------------------------------------------
+
+
+MERGED_TOLERANCE: Final = (1e-4, 1e-5)
+"""Relative and absolute tolerance for outputs if weights were merged, since a merge changes the order of
+summation; without a merge, outputs must be bit-equal.
+"""
+
+EVAL: Final = "in eval mode"
+"""Start of the names of outputs in evaluation mode."""
+
+Outputs = dict[str, list[Tensor]]
+"""Outputs of a network by mode, such as ``in eval mode with grad``."""
+
+
+def outputs_of(net: nn.Module, sample: Any) -> Outputs:
+    """Return all tensors that ``net`` returns for the sample: in training and evaluation mode, each with and
+    without gradients.
+    """
+    found: Outputs = {}
+    if sample is None:
+        return found
+    for training in (False, True):
+        for grad in (False, True):
+            with untouched(net, training=training), torch.set_grad_enabled(grad):
+                result = [t.detach().clone() for t in tensors_in(call(net, sample))]
+            found[f"in {'train' if training else 'eval'} mode with{'' if grad else 'out'} grad"] = result
+    return found
+
+
+def are_equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    """Return whether two lists of tensors are bit-equal; NaN is equal to NaN."""
+    return all(
+        torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(some, others, strict=True)
+    )
+
+
+def compare(wanted: Outputs, found: Outputs, slot: str, *, exact: bool) -> None:
+    """Raise HostError if outputs differ: at all or, unless ``exact``, by more than the tolerance.
+
+    Args:
+        wanted: Outputs before the change; ``found`` has the outputs after it.
+        found: Outputs in the same modes, and possibly in others.
+        slot: Name of the slot in the error message.
+        exact: Whether outputs must be bit-equal.
+    """
+    rtol, atol = (0.0, 0.0) if exact else MERGED_TOLERANCE
+    for how, before in wanted.items():
+        try:
+            torch.testing.assert_close(found[how], before, rtol=rtol, atol=atol, equal_nan=True)
+        except AssertionError as error:
+            raise HostError(
+                f"slot {slot}: the finished network differs {how} from the one that was trained"
+                f" ({str(error).splitlines()[0]}); nothing was changed"
+            ) from None

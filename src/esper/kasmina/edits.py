@@ -13,12 +13,10 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor, nn
 
+from esper.kasmina.transaction import numbers_layers
+
 LAYER_NUMBERS: Final = ("layer_idx", "layer_id", "layer_index", "layer_number", "block_idx")
 """Attributes in which modules of a block store the position of the block."""
-_COUNTS: Final = ("layer", "block", "depth", "hidden_group")
-"""Parts of the names of attributes that count the blocks of a container or have one entry per block."""
-_WIDTHS: Final = ("intermediate", "ffn", "inner", "mlp", "d_ff", "feedforward")
-"""Parts of the names of attributes that state the number of hidden units."""
 
 
 class Argument(NamedTuple):
@@ -93,8 +91,8 @@ class BlockContainer:
         self._configs = list({id(config): config for config in configs}.values())
 
     def position(self, block: nn.Module) -> int:
-        """Return the index of ``block`` in the container."""
-        return next(i for i, other in enumerate(self.blocks) if other is block)
+        """Return the index of the element of the container that is or contains ``block``."""
+        return next(i for i, other in enumerate(self.blocks) if any(m is block for m in other.modules()))
 
     def insert(self, before: nn.Module, block: nn.Module) -> None:
         """Insert ``block`` behind the block ``before`` and count it."""
@@ -186,13 +184,3 @@ def is_ascending(values: Sequence[Any], allowed: range) -> bool:
 def is_count(value: Any) -> bool:
     """Return whether a value is an integer, other than True and False."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def numbers_layers(name: str) -> bool:
-    """Return whether an attribute of this name may be the number of a block or the number of all blocks."""
-    return any(part in name for part in _COUNTS)
-
-
-def names_width(name: str) -> bool:
-    """Return whether an attribute of this name may be the number of hidden units of an MLP."""
-    return any(part in name for part in _WIDTHS)

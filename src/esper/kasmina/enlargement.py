@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from esper.kasmina.edits import names_width
 from esper.kasmina.optimizer_state import Enlarged, joined
 from esper.kasmina.slot import RESERVED, slots_of
+from esper.kasmina.transaction import names_width
 from esper.kasmina.widening import PairLayers, SharedSize, WidthGraft
 
 
@@ -28,8 +28,6 @@ class PermanentUnits:
     """Name of the last slot that had new hidden units, for error messages."""
     enlarged: list[Enlarged]
     sizes: list[SharedSize]
-    is_described: bool
-    """Whether the configurations of all widened layers have an attribute for their new size."""
 
     @torch.no_grad()
     def equalise(self) -> bool:
@@ -43,7 +41,7 @@ class PermanentUnits:
 @torch.no_grad()
 def make_units_permanent(net: nn.Module) -> PermanentUnits:
     """Append all new hidden units to the layers of the network, and remove their slots and hooks."""
-    permanent = PermanentUnits("", [], [], is_described=True)
+    permanent = PermanentUnits("", [], [])
     sizes: dict[tuple[int, str], SharedSize] = {}
     for path, slot in slots_of(net).items():
         graft, layers = slot.graft, slot.place.layers
@@ -53,9 +51,7 @@ def make_units_permanent(net: nn.Module) -> PermanentUnits:
         slot.remove()
         del net.get_submodule(path)._modules[RESERVED]
         permanent.enlarged += _append_units(layers, graft)
-        if layers.shared is None:
-            permanent.is_described = False
-        else:
+        if layers.shared is not None:
             sizes[id(layers.shared.blocks), layers.shared.names.second] = layers.shared
     permanent.sizes = list(sizes.values())
     return permanent
@@ -67,9 +63,9 @@ def _append_units(layers: PairLayers, graft: WidthGraft) -> Iterator[Enlarged]:
         yield from _append_rows(layer, dict(new.named_parameters()), graft.count)
     if layers.norm is not None and graft.seed.norm is not None:
         yield from _append_rows(layers.norm, dict(graft.seed.norm.named_parameters()), graft.count)
-        _append_statistics(layers.norm, graft.seed.norm)
+        yield from _append_statistics(layers.norm, graft.seed.norm, graft.count)
     outgoing = graft.seed.outer.get_parameter("weight")
-    yield _append(layers.second, "weight", outgoing, 1, graft.count, float(graft.alpha))
+    yield _append(layers.second, "weight", outgoing, 1, graft.count, graft.alpha)
     _state_sizes(layers)
 
 
@@ -78,11 +74,12 @@ def _append_rows(layer: nn.Module, new: dict[str, nn.Parameter], count: int) -> 
         yield _append(layer, name, new.get(name), 0, count)
 
 
-def _append_statistics(norm: nn.Module, new: nn.Module) -> None:
+def _append_statistics(norm: nn.Module, new: nn.Module, count: int) -> Iterator[Enlarged]:
     for name in ("running_mean", "running_var"):
-        statistics = getattr(norm, name)
-        if statistics is not None:
-            setattr(norm, name, torch.cat([statistics, getattr(new, name)]))
+        old, added = getattr(norm, name), getattr(new, name)
+        if old is not None:
+            setattr(norm, name, joined(old, added, 0, count))
+            yield Enlarged(old, getattr(norm, name), added, 0, count)
 
 
 def _state_sizes(layers: PairLayers) -> None:
@@ -96,18 +93,19 @@ def _state_sizes(layers: PairLayers) -> None:
 
 
 def _append(
-    layer: nn.Module, name: str, new: nn.Parameter | None, axis: int, count: int, scale: float = 1.0
+    layer: nn.Module, name: str, new: nn.Parameter | None, axis: int, count: int, alpha: Tensor | None = None
 ) -> Enlarged:
-    """Append ``count`` rows or columns to a parameter of a layer: the values of ``new`` times ``scale``, or
+    """Append ``count`` rows or columns to a parameter of a layer: the values of ``new`` times ``alpha``, or
     zeros."""
     old = layer.get_parameter(name)
-    values = joined(old, None if new is None else scale * new, axis, count)
+    scaled = new if new is None or alpha is None else alpha * new
+    values = joined(old, scaled, axis, count)
     is_channels_last = values.ndim == 4 and not old.is_contiguous()
     memory = torch.channels_last if is_channels_last else torch.contiguous_format
     parameter = nn.Parameter(values.contiguous(memory_format=memory), requires_grad=old.requires_grad)
     vars(parameter).update(vars(old))
     setattr(layer, name, parameter)
-    return Enlarged(old, parameter, new, axis, count)
+    return Enlarged(old, parameter, new, axis, count, alpha)
 
 
 # --- blocks that must have the same size --------------------------------------------------------------------

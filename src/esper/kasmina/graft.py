@@ -7,10 +7,9 @@ host upstream of a slot is non-zero at every alpha.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
@@ -18,8 +17,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.kasmina.blueprints import BlueprintSpec, Topology
+from esper.kasmina.blueprints.tokens import Heads, showing
 from esper.kasmina.edits import BlockContainer
+from esper.kasmina.padding_mask import PaddingMask
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import description_of
 from esper.leyline.errors import IncompatibleSeedError
 from esper.leyline.factored_actions import BLEND_IDS, STYLE_OPERATORS, BlendOperator
 
@@ -55,6 +57,13 @@ class Participation(NamedTuple):
     slot's stream."""
 
 
+POINTWISE: Final[dict[Topology, type[nn.Conv2d | nn.Conv3d]]] = {
+    "feature_map": nn.Conv2d,
+    "volume": nn.Conv3d,
+}
+"""Convolutions by topology, for features whose second axis is the width."""
+
+
 class Gate(nn.Module):
     """Gate: a learned factor between 0 and 1 for every position of the features.
 
@@ -65,8 +74,8 @@ class Gate(nn.Module):
     def __init__(self, width: int, topology: Topology) -> None:
         super().__init__()
         self.score = (
-            nn.Conv2d(width, 1, kernel_size=1, bias=False)
-            if topology == "feature_map"
+            POINTWISE[topology](width, 1, kernel_size=1, bias=False)
+            if topology in POINTWISE
             else nn.Linear(width, 1, bias=False)
         )
         nn.init.zeros_(self.score.weight)
@@ -197,14 +206,30 @@ class SideGraft(Graft):
         spec: Blueprint of the seed.
         style: Index of the blend style.
         block: Module without slots that a copying blueprint copies; other blueprints ignore it.
+        is_causal: Whether attention is causal; as the site states unless given.
     """
 
-    def __init__(self, site: Site, spec: BlueprintSpec, style: int, block: nn.Module | None) -> None:
+    def __init__(
+        self,
+        site: Site,
+        spec: BlueprintSpec,
+        style: int,
+        block: nn.Module | None,
+        is_causal: bool | None = None,
+    ) -> None:
         super().__init__(site, spec.name, style, is_stored=True)
         self.seed = spec.build(block if spec.copies and block is not None else site.width)
         self.gate = Gate(site.width, site.topology) if self.operator is BlendOperator.GATE else None
         self.swap = None if spec.copies else site.swap
         """Axes to transpose before the seed receives the features; None for a copied block."""
+        is_causal = site.is_causal if is_causal is None else is_causal
+        heads = [] if spec.copies else [m for m in self.seed.modules() if isinstance(m, Heads)]
+        for each in heads:
+            each.is_causal = is_causal
+        if heads and not is_causal:
+            self.description = description_of(spec.name, style, is_causal=False)
+        self.mask = PaddingMask(*site.mask) if heads and site.mask else None
+        """Padding mask that the heads of the seed respect."""
         # The gradient of the seed's input is computed only for seeds with an affine GroupNorm, which need it
         # (ADR 0006); on a frozen network it costs time.
         norms = any(isinstance(m, nn.GroupNorm) and m.affine for m in self.seed.modules())
@@ -213,7 +238,10 @@ class SideGraft(Graft):
     def attach(
         self, module: nn.Module, container: BlockContainer | None, layers: PairLayers | None
     ) -> RemovableHandle:
-        return module.register_forward_hook(self.train(module.training).on_forward)
+        self.train(module.training)
+        if self.mask is None:
+            return module.register_forward_hook(self.on_forward)
+        return module.register_forward_hook(self.on_masked_forward, with_kwargs=True)
 
     @property
     def copied_block(self) -> nn.Module:
@@ -230,6 +258,19 @@ class SideGraft(Graft):
             yield
         finally:
             self.alpha.copy_(before)
+
+    def on_masked_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Blend the seed, which does not attend to padding, into the output of the slot's submodule; this
+        method is the forward hook if the slot sees a mask."""
+        with self.showing(args, kwargs, self.site.output.features(output)):
+            return self.on_forward(module, args, output)
+
+    def showing(self, args: Any, kwargs: Any, h: Tensor) -> AbstractContextManager[None]:
+        """Return a context in which the seed does not attend to the padding that arguments of the slot's
+        submodule state; ``h`` are the features of the slot."""
+        assert self.mask is not None
+        seen = h.transpose(*self.swap) if self.swap else h
+        return showing(self.seed, self.mask.visible(args, kwargs, seen))
 
     def on_forward(self, _module: nn.Module, _args: Any, output: Any) -> Any:
         """Blend the seed into the output of the slot's submodule; this method is the forward hook."""
@@ -345,22 +386,3 @@ class BlockGraft(Graft):
 
     def tensors(self) -> list[Tensor]:
         return [*self.seed.parameters(), *self.seed.buffers()]
-
-
-def description_of(blueprint: str, style: int, rank: int | None = None) -> Tensor:
-    """Encode blueprint, style and raised rank as a tensor of bytes, because file formats for weights store
-    tensors only; ``rank`` is None for a seed as its blueprint builds it."""
-    values = [blueprint, BLEND_IDS[style], *([] if rank is None else [rank])]
-    return torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)
-
-
-def described(description: Tensor) -> tuple[str, int]:
-    """Return the blueprint and the style index that a byte tensor of ``description_of`` encodes."""
-    blueprint, style, *_ = json.loads(bytes(description.tolist()))
-    return blueprint, BLEND_IDS.index(style)
-
-
-def described_rank(description: Tensor) -> int | None:
-    """Return the raised rank that a byte tensor of ``description_of`` encodes, or None."""
-    _, _, *rank = json.loads(bytes(description.tolist()))
-    return rank[0] if rank else None

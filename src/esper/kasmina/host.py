@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
 from esper.kasmina.sites import Site
-from esper.leyline.slot_config import SlotConfig
+from esper.leyline.rules import SlotConfig
 
 
 class Host(nn.Module):
@@ -23,6 +23,8 @@ class Host(nn.Module):
     spec: dict[str, Any]
     """Arguments that a built-in host was constructed with."""
     channels_last: ClassVar[bool] = False
+    is_causal: ClassVar[bool] = True
+    """For tokens, whether seeds must not use later tokens."""
     block_kind: ClassVar[type[nn.Module] | None] = None
     """Class of the host's blocks. The output of a block has the shape of its input, so that a copy of the
     block can follow it."""
@@ -32,7 +34,7 @@ class Host(nn.Module):
         """Sites of the slots: after every module in ``segments`` but the last; for a ``Sequential``, at its
         last child."""
         names = SlotConfig.of_count(len(self.feature_shapes)).slot_ids
-        axis = 0 if self.topology == "feature_map" else -1
+        axis = 0 if self.topology in {"feature_map", "volume"} else -1
         return [
             Site(
                 name=name,
@@ -42,6 +44,7 @@ class Host(nn.Module):
                 shape=(2, *shape),
                 block=self._block_before(index),
                 channels_last=self.channels_last,
+                is_causal=self.is_causal,
             )
             for index, (name, shape) in enumerate(zip(names, self.feature_shapes, strict=True))
         ]

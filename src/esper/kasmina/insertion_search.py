@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.kasmina.dry_run import Call, dry_forward
-from esper.kasmina.edits import Argument, BlockContainer, Count, Insertion, is_count, numbers_layers
+from esper.kasmina.edits import Argument, BlockContainer, Count, Insertion, is_count
+from esper.kasmina.transaction import numbers_layers
 from esper.leyline.errors import HostError
 
 
@@ -26,18 +27,18 @@ def is_element(net: nn.Module, path: str) -> bool:
 
 
 def find_insertion(
-    net: nn.Module, path: str, found: Call, features: Callable[[Any], Tensor], sample: Any
+    net: nn.Module, path: str, found: Sequence[Call], features: Callable[[Any], Tensor], sample: Any
 ) -> Insertion:
     """Return how a copy of the block at ``path`` is inserted behind it, after a trial of the insertion.
 
-    In the trial, a copy that passes its input on must run once and leave all outputs of the network
-    bit-equal. If the network can be built from its configuration, a network that is built from the changed
-    configuration must have the same modules and parameters.
+    In the trial, a copy that passes its input on must run as often as the block and leave all outputs of the
+    network bit-equal. If the network can be built from its configuration, a network that is built from the
+    changed configuration must have the same modules and parameters.
 
     Args:
         net: Network with the block; unchanged afterwards.
         path: Path of the block.
-        found: Recorded call of the block.
+        found: Recorded calls of the block.
         features: Function that returns the features in the block's return value.
         sample: Input that the network is called with.
 
@@ -52,13 +53,13 @@ def find_insertion(
     if not any(True for _ in block.children()):
         raise HostError(f"'{path}' is a single layer and not a block of layers")
     _check_unshared(net, path)
-    argument = _argument_of(found, features(found.output))
+    argument = _argument_of(found[0], features(found[0].output))
     before = dry_forward(net, sample)[1], _differences(net, container)
     reasons: list[_InsertionError] = []
     for counts in _choices(net, container, len(blocks)):
         insertion = Insertion(container, argument, counts)
         try:
-            _try(net, path, insertion, before, sample)
+            _try(net, path, insertion, before, sample, len(found))
         except _InsertionError as error:
             reasons.append(error)
             continue
@@ -176,7 +177,12 @@ def _inserted(net: nn.Module, path: str, insertion: Insertion) -> Iterator[str]:
 
 
 def _try(
-    net: nn.Module, path: str, insertion: Insertion, before: tuple[Any, Mapping[str, str]], sample: Any
+    net: nn.Module,
+    path: str,
+    insertion: Insertion,
+    before: tuple[Any, Mapping[str, str]],
+    sample: Any,
+    calls_of_block: int,
 ) -> None:
     """Run the network with a copy that passes its input on, and build a network from its configuration; the
     network is unchanged afterwards.
@@ -187,17 +193,18 @@ def _try(
         insertion: Insertion to try.
         before: Output and differences of the network without the copy.
         sample: Input that the network is called with.
+        calls_of_block: Number of calls of the block in a forward pass.
 
     Raises:
-        _InsertionError: The copy does not run exactly once, the output differs, or there are new differences
-            to a network that is built from the configuration.
+        _InsertionError: The copy does not run as often as the block, the output differs, or there are new
+            differences to a network that is built from the configuration.
     """
     wanted, known = before
     with _inserted(net, path, insertion) as where:
         calls, found = _run_with_copy(net, path, sample)
         differences = _differences(net, insertion.container)
     times = sum(each.path == where for each in calls)
-    if times != 1:
+    if times != calls_of_block:
         raise _InsertionError(
             f"a copy of '{path}' in '{insertion.container}' runs {times} times in one forward pass: the"
             " network selects its blocks by number, or counts them elsewhere"

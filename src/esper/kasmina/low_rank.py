@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Mirrored
 from esper.kasmina.blueprints.tokens import low_rank
-from esper.kasmina.graft import Graft, described, description_of
+from esper.kasmina.graft import Graft
+from esper.kasmina.seed_description import described, description_of
 from esper.leyline.errors import BlueprintError
 
 if TYPE_CHECKING:

@@ -16,16 +16,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle, network_state
-from esper.kasmina.birth import Births, BlockCall, captured_call, fits, zero_outputs
+from esper.kasmina.birth import Births, BlockCall, captured_call, is_offered, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
 from esper.kasmina.blueprints.stack import Stack
 from esper.kasmina.edits import Argument
-from esper.kasmina.graft import Graft, Participation, SideGraft, described
+from esper.kasmina.feature_output import Output
+from esper.kasmina.graft import Graft, Participation, SideGraft
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
 from esper.kasmina.renewal import renew_blocks
-from esper.kasmina.sites import Output, Site
+from esper.kasmina.seed_description import described
+from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach, check_compatible
 from esper.leyline import NUM_BLUEPRINTS, BlueprintError, SlotConfig, SlotTable, Stage, derive_seed
 from esper.leyline.rules import ActionSpace, LifecycleRules
@@ -185,7 +187,7 @@ class MorphogeneticModel(nn.Module):
             (index, names.index(spec.name))
             for index, slot in enumerate(self.slots)
             for spec in specs_for(slot.site.topology)
-            if fits(spec, slot.site) and (not allowed or spec.name in allowed)
+            if is_offered(spec, slot.site) and (not allowed or spec.name in allowed)
         }
         chosen = tuple(sorted({blueprint for _, blueprint in fitting if blueprint < NUM_BLUEPRINTS}))
         unfit = frozenset((i, b) for i in range(len(self.slots)) for b in chosen if (i, b) not in fitting)
@@ -272,8 +274,7 @@ class MorphogeneticModel(nn.Module):
         return zero_outputs(seed, called, site.insertion.features, site.output.features)
 
     def _copied(self, slot: int) -> nn.Module | None:
-        """Return the block that a ``stack`` seed at ``slot`` copies: the nearest upstream ``stack`` seed that
-        copied the same block or, if there is none, the block of the host."""
+        """Return the block that a ``stack`` seed copies: the nearest upstream copy of it, or itself."""
         found = next(iter(self.slots[slot].block), None)
         for index, earlier in enumerate(self.slots[:slot]):
             is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"

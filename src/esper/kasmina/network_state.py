@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.kasmina.block_notes import weights_of
 from esper.kasmina.blueprints import blueprint_named
-from esper.kasmina.graft import BlockGraft, Graft, described_rank, description_of
+from esper.kasmina.edit_notes import weights_of
+from esper.kasmina.graft import BlockGraft, Graft
+from esper.kasmina.seed_description import described_causality, described_rank, description_of
 from esper.kasmina.slot import RESERVED, SeedSlot, slots_of
 from esper.kasmina.transaction import Transaction
 from esper.leyline import SlotTable
@@ -78,6 +79,7 @@ def layout_of(model: MorphogeneticModel) -> dict[str, Any]:
         "blueprints": list(model.action_space.blueprint_names),
         "table": {name: array[0].tolist() for name, array in model.table.arrays().items()},
         "ranks": [slot.graft and described_rank(slot.graft.description) for slot in model.slots],
+        "causal": [slot.graft is None or described_causality(slot.graft.description) for slot in model.slots],
     }
 
 
@@ -86,14 +88,16 @@ def plant_layout(model: MorphogeneticModel, state: dict[str, Any]) -> SlotTable:
     return the slot table of the layout."""
     check_layout(layout_of(model), state)
     table = SlotTable.empty(1, len(model.slots))
-    ranks = state.get("ranks", [None] * len(model.slots))  # Earlier versions did not save it.
+    ranks = state.get("ranks", [None] * len(model.slots))  # Earlier versions did not save these two.
+    causal = state.get("causal", [True] * len(model.slots))
     for name, array in table.arrays().items():
         array[0] = state["table"][name]
     for index in sorted(range(len(model.slots)), key=lambda i: table.seed_id[0, i]):
         wanted = None
         if table.occupied[0, index]:
             blueprint = state["blueprints"][table.blueprint[0, index]]
-            wanted = description_of(blueprint, int(table.style[0, index]), ranks[index])
+            style = int(table.style[0, index])
+            wanted = description_of(blueprint, style, ranks[index], is_causal=causal[index])
         model.slots[index].match(wanted, model.like(index))
     return table
 
@@ -160,7 +164,7 @@ def _loaded_graft(slot: SeedSlot, prefix: str, tensors: dict[str, Tensor]) -> Gr
 def check_layout(own: dict[str, Any], other: dict[str, Any]) -> None:
     """Raise HostError unless the saved layout ``other`` has the same network class and sites as the present
     layout ``own``."""
-    if not own.keys() - {"ranks"} <= set(other):
+    if not own.keys() - {"ranks", "causal"} <= set(other):
         raise HostError("this is no state of a Growth; pass what its state_dict() returned")
     if (other["network"], other["sites"]) != (own["network"], own["sites"]):
         raise HostError(

@@ -9,11 +9,12 @@ seed has a separate parameter group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, Final, Literal
 
-from torch import Size, nn
+from torch import Size, Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from esper.kasmina.optimizer_state import Enlarged, Group, clone_tree, extended, grows_with, joined_state
@@ -92,7 +93,7 @@ class OptimizerGroups:
             in_order = places == sorted(places) and -1 not in places
             group["params"].insert(later[0] if later and in_order else len(places), parameter)
 
-    def leave(self, slot: int, old: Iterable[nn.Parameter]) -> None:
+    def leave(self, slot: int, old: Iterable[Tensor]) -> None:
         """Remove the parameters ``old`` of the seed in ``slot`` from their groups, and delete their optimiser
         state."""
         gone = {id(parameter): parameter for parameter in old}
@@ -182,7 +183,7 @@ class OptimizerGroups:
             groups = self.optimisers[0].param_groups[-len(self._own) :]
             self._own = dict(zip(state["order"], groups, strict=True))
 
-    def _optimiser_of(self, parameter: nn.Parameter) -> Optimizer | None:
+    def _optimiser_of(self, parameter: Tensor) -> Optimizer | None:
         return next((o for o, group in self._groups if any(p is parameter for p in group["params"])), None)
 
     def near(self, module: nn.Module) -> list[list[nn.Parameter]]:
@@ -243,17 +244,23 @@ def rates_of(optimizer: Optimizer) -> list[Group]:
     return [{k: deepcopy(v) for k, v in group.items() if k in _RATES} for group in optimizer.param_groups]
 
 
-def begin_schedule(optimizer: Optimizer) -> None:
-    """Let the learning-rate schedules of races start from the present rates."""
-    for group in optimizer.param_groups:
-        group["initial_lr"] = deepcopy(group["lr"])
-
-
 def restore_rates(optimizer: Optimizer, rates: Sequence[Group]) -> None:
     """Restore the learning rates that ``rates_of`` returned."""
     for group, before in zip(optimizer.param_groups, rates, strict=True):
         group.pop("initial_lr", None)
         group.update(before)
+
+
+@contextmanager
+def present_rates(optimizer: Optimizer) -> Iterator[None]:
+    """Let the learning-rate schedule of a race inside the context start from the present rates."""
+    rates = rates_of(optimizer)
+    for group in optimizer.param_groups:
+        group["initial_lr"] = deepcopy(group["lr"])
+    try:
+        yield
+    finally:
+        restore_rates(optimizer, rates)
 
 
 def check_optimizer(optimizer: Any) -> None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Size, Tensor, nn
+from torch import Size, Tensor
 from torch.utils._pytree import tree_map_only
 
 Group = dict[str, Any]
 
 
 class Enlarged(NamedTuple):
-    """Parameter that was replaced by a larger one, with additional rows or columns."""
+    """Parameter, or running statistics, replaced by a larger tensor with additional rows or columns."""
 
-    old: nn.Parameter
-    parameter: nn.Parameter
+    old: Tensor
+    parameter: Tensor
     """Parameter that replaces ``old``."""
-    new: nn.Parameter | None
+    new: Tensor | None
     """Parameter with the values of the additional rows or columns; None if they are zero."""
     axis: int
     added: int
     """Number of additional rows or columns."""
+    alpha: Tensor | None = None
+    """Factor of the values of ``new``; None for 1."""
 
 
 def joined(old: Tensor, new: Tensor | None, axis: int, added: int) -> Tensor:

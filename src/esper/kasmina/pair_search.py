@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.dry_run import Call, dry_forward, tensors_in
-from esper.kasmina.edits import names_width
 from esper.kasmina.insertion_search import are_equal, rebuildable, rebuilt
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.transaction import names_width
 from esper.kasmina.widening import Layer, Pair, PairLayers, Setting, WidthGraft
 from esper.leyline.errors import HostError
 from esper.leyline.factored_actions import Style
@@ -31,9 +32,9 @@ _SHAPE_ERRORS: Final = (RuntimeError, ValueError, AssertionError)
 """Errors that networks raise if features have an unexpected shape."""
 
 
-def find_pair(net: nn.Module, site: Site, calls: Sequence[Call], output: Any, sample: Any) -> Pair | str:
-    """Return the pair of layers to which a slot at ``site`` can add hidden units, after a trial; if there is
-    none, return the reason.
+def with_pair(net: nn.Module, site: Site, calls: Sequence[Call], output: Any, sample: Any) -> Site:
+    """Return the site with the pair of layers between which hidden units can be added, after a trial, or with
+    the reason why there is none.
 
     If the submodule of the site is a layer, it is a first layer of the pair; otherwise the pair is the last
     one inside the submodule. In the trial, new units leave all outputs of the network bit-equal if their
@@ -57,8 +58,8 @@ def find_pair(net: nn.Module, site: Site, calls: Sequence[Call], output: Any, sa
         except _NoPairError as error:
             reason = reason or str(error)
             continue
-        return pair._replace(setting=_find_setting(net, pair))
-    return reason or _no_candidate(net, site.path)
+        return replace(site, pair=pair._replace(setting=_find_setting(net, pair)), no_pair=None)
+    return replace(site, no_pair=reason or _no_candidate(net, site.path))
 
 
 def _no_candidate(net: nn.Module, path: str) -> str:

@@ -18,9 +18,9 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from esper.files.atomic_write import write_folder_durably
-from esper.kasmina.graft import described
 from esper.kasmina.low_rank import branches_of, rank_of
 from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.seed_description import described
 from esper.kasmina.slot import SeedSlot, slots_of
 from esper.leyline import BlendOperator, HostError
 

@@ -11,24 +11,26 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
 from torch.utils.hooks import RemovableHandle
 
+from esper.kasmina.auto_sites import GROWN
 from esper.kasmina.blueprints import Mirrored
-from esper.kasmina.blueprints.tokens import Heads, causal_attention
-from esper.kasmina.dry_run import untouched
+from esper.kasmina.blueprints.tokens import Heads, dense_attention
+from esper.kasmina.dry_run import EVAL, Outputs, are_equal, compare, outputs_of, untouched
+from esper.kasmina.edits import Argument
 from esper.kasmina.enlargement import make_units_permanent
+from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import BlockGraft, Graft, SideGraft, pure_change
 from esper.kasmina.host import Host
 from esper.kasmina.network import MorphogeneticModel
+from esper.kasmina.older_states import FinishedGrowth, with_change
 from esper.kasmina.optimizer_groups import OptimizerGroups
-from esper.kasmina.output_comparison import EVAL, Outputs, are_equal, compare, outputs_of
 from esper.kasmina.random_streams import TorchStream
-from esper.kasmina.sites import GROWN, Output
 from esper.kasmina.slot import RESERVED, SeedSlot, notice_hooks, slots_of, stop_checking
 from esper.kasmina.transaction import Transaction
 from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, Stage
@@ -36,7 +38,7 @@ from esper.leyline import BlendOperator, BlueprintError, EsperError, HostError, 
 
 def finish(
     net: nn.Module, sample: Any = None, *, merge: bool = False, groups: OptimizerGroups | None = None
-) -> bool:
+) -> None:
     """Turn all slots of ``net`` into plain modules and compare the outputs before and after the conversion.
 
     Args:
@@ -47,10 +49,6 @@ def finish(
         groups: Optimisers of the network, from which parameters of merged seeds are removed, and in which the
             state of enlarged layers is enlarged.
 
-    Returns:
-        Whether the class of the network, built from its configuration, would lack something: a seed that
-        became a ``torch.fx`` graph, or new hidden units.
-
     Raises:
         HostError: An output differs after the conversion; the message names the slot, and the network is
             unchanged.
@@ -60,10 +58,11 @@ def finish(
         try:
             with Transaction([net]) as attempt:
                 attempt.keep(slot_weights(net))
+                record = FinishedGrowth(net)
                 permanent = make_units_permanent(net)
                 if permanent.enlarged:
                     compare(wanted, outputs_of(net, sample), permanent.slot, exact=False)
-                graphs, merged = _convert(net, sample, wanted, merge=merge, exact=not permanent.enlarged)
+                merged = _convert(net, sample, wanted, record, merge=merge, exact=not permanent.enlarged)
                 if permanent.equalise():
                     # Dropout of other sizes draws other masks, so outputs in training mode may differ.
                     in_eval = {how: tensors for how, tensors in wanted.items() if how.startswith(EVAL)}
@@ -79,32 +78,31 @@ def finish(
         groups.leave(-1, merged)
         groups.enlarge(permanent.enlarged)
     stop_checking(net)
+    record.register(net, permanent.enlarged)
     notice_hooks()
-    return graphs or not permanent.is_described
 
 
 def _convert(
-    net: nn.Module, sample: Any, wanted: Outputs, *, merge: bool, exact: bool
-) -> tuple[bool, list[nn.Parameter]]:
-    """Turn all slots into plain modules; return whether a seed became a graph, and the parameters of merged
-    seeds. ``exact`` states whether outputs must be bit-equal until a seed is merged."""
+    net: nn.Module, sample: Any, wanted: Outputs, record: FinishedGrowth, *, merge: bool, exact: bool
+) -> list[nn.Parameter]:
+    """Turn all slots into plain modules; return the parameters of merged seeds. ``exact`` states whether
+    outputs must be bit-equal until a seed is merged."""
     merged: list[nn.Parameter] = []
-    graphs = False
     for path, slot in slots_of(net).items():
         graft, submodule = slot.graft, net.get_submodule(path)
         if graft is None:
             del submodule._modules[RESERVED]
         elif isinstance(graft, BlockGraft):
-            graphs |= _finish_block(submodule, slot, graft)
+            _finish_block(net, submodule, graft, record)
         elif merge and _is_linear(net, submodule, slot) and _merge(net, slot, sample, wanted):
             merged += graft.parameters()
+            record.merged(path, graft.seed)
         else:
-            graphs = True
             if sample is None:
                 _compare_seed(slot)
-            _replace(submodule, slot, graph_of(graft, slot.site.output))
+            _replace(path, submodule, slot, graph_of(graft, slot.site.output), record)
         compare(wanted, outputs_of(net, sample), slot.site.name, exact=exact and not merged)
-    return graphs, merged
+    return merged
 
 
 def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
@@ -118,6 +116,7 @@ def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
         Names of the slots whose seeds cannot be traced; these seeds stay in the network as modules of Esper.
     """
     untraced = []
+    record = FinishedGrowth(net)
     permanent = make_units_permanent(net)
     permanent.equalise()
     if groups is not None:
@@ -128,15 +127,17 @@ def settle(net: nn.Module, groups: OptimizerGroups | None = None) -> list[str]:
             del submodule._modules[RESERVED]
             continue
         if isinstance(slot.graft, BlockGraft):
-            _finish_block(submodule, slot, slot.graft)
+            _finish_block(net, submodule, slot.graft, record)
             continue
         try:
             _compare_seed(slot)
-            _replace(submodule, slot, graph_of(slot.graft, slot.site.output))
+            hook: nn.Module = graph_of(slot.graft, slot.site.output)
         except EsperError:
             untraced.append(slot.site.name)
-            _replace(submodule, slot, _Hook(slot.graft, slot.site.output))
+            hook = _hook_of(slot.graft, slot.site.output)
+        _replace(path, submodule, slot, hook, record)
     stop_checking(net)
+    record.register(net, permanent.enlarged)
     notice_hooks()
     return untraced
 
@@ -147,10 +148,7 @@ def slot_weights(net: nn.Module) -> list[nn.Parameter]:
 
 
 def harvest(model: MorphogeneticModel) -> nn.Module:
-    """Return a plain copy of the network with its fossilized seeds; seeds in other stages are left out.
-
-    Args:
-        model: Growing network, which is not changed.
+    """Return a plain copy of the growing network ``model`` with its fossilized seeds only.
 
     Raises:
         HostError: The outputs of the plain copy differ from those of the growing network.
@@ -158,39 +156,53 @@ def harvest(model: MorphogeneticModel) -> nn.Module:
     Example:
         >>> net = harvest(env.model)
     """
-    host = copy.deepcopy(model.host)
     stages = dict(zip(model.slot_config.slot_ids, model.table.stage[0], strict=True))
-    for slot in slots_of(host).values():
-        if slot.graft is not None:
-            slot.graft.stream = None  # In a plain module, dropout draws from torch's global generator.
-        if slot.graft is not None and stages[slot.site.name] != Stage.FOSSILIZED:
-            slot.remove()
+    host = _copy_with(model.host, lambda slot: stages[slot.site.name] == Stage.FOSSILIZED)
     finish(host, host.sample_input(2) if isinstance(host, Host) else None)
     return host
 
 
-def _finish_block(submodule: nn.Module, slot: SeedSlot, graft: BlockGraft) -> bool:
-    """Remove the slot of an inserted block; return whether the block got a hook, because its alpha is not
-    1."""
+def settled_copy(net: nn.Module) -> nn.Module:
+    """Return a plain copy of a growing network with the seeds that take part in its forward pass."""
+    plain = _copy_with(net, lambda slot: slot.held.participation.active)
+    settle(plain)
+    return plain
+
+
+def _copy_with(net: nn.Module, is_kept: Callable[[SeedSlot], bool]) -> nn.Module:
+    """Return a copy of a network with some of its seeds."""
+    twin = copy.deepcopy(net)
+    for slot in slots_of(twin).values():
+        if slot.graft is not None:
+            slot.graft.stream = None  # In a plain module, dropout draws from torch's global generator.
+        if slot.graft is not None and not is_kept(slot):
+            slot.remove()
+    return twin
+
+
+def _finish_block(net: nn.Module, submodule: nn.Module, graft: BlockGraft, record: FinishedGrowth) -> None:
+    """Remove the slot of an inserted block; the block gets a hook if its alpha is not 1."""
     del submodule._modules[RESERVED]
-    if not graft.has_hook:
-        return False
-    block, hook = graft.seed, graph_of(graft, graft.site.output)
-    graft.set_hook(False)
-    block.add_module(_free_name(block), hook.train(block.training))
-    block.register_forward_hook(hook, prepend=True, with_kwargs=True)
-    return True
+    if graft.has_hook:
+        path = next(name for name, module in net.named_modules() if module is graft.seed)
+        graft.set_hook(False)
+        child = blend(graft.seed, graft.argument, graft.site.output, graft.alpha)
+        record.blended(path, child, float(graft.alpha))
 
 
 # --- one slot -----------------------------------------------------------------------------------------------
 
 
-def _replace(submodule: nn.Module, slot: SeedSlot, hook: nn.Module) -> None:
-    """Replace the slot and its forward hook by the module ``hook``."""
+def _replace(
+    path: str, submodule: nn.Module, slot: SeedSlot, hook: nn.Module, record: FinishedGrowth
+) -> None:
+    """Replace the slot of the submodule ``path`` and its forward hook by the module ``hook``."""
     assert isinstance(slot.handle, RemovableHandle)
     del submodule._modules[RESERVED]
-    submodule.add_module(_free_name(submodule), hook.train(submodule.training))
+    name = _free_name(submodule)
+    submodule.add_module(name, hook.train(submodule.training))
     submodule._forward_hooks[slot.handle.id] = hook
+    record.replaced(path, name, hook)
 
 
 def _free_name(module: nn.Module) -> str:
@@ -218,21 +230,14 @@ def _is_linear(net: nn.Module, submodule: nn.Module, slot: SeedSlot) -> bool:
 @torch.no_grad()
 def _merge(net: nn.Module, slot: SeedSlot, sample: Any, wanted: Outputs) -> bool:
     """Merge the seed's linear map M into the weight W and bias b of its layer: W ← (1 + alpha·M)·W, and b
-    likewise; return False, and change nothing, if the rounding error of the outputs is too large.
-
-    Weights in bfloat16 have too few digits for the merged sum, and deep networks may amplify its rounding
-    error.
-    """
+    likewise; return False, and change nothing, if the rounding error is too large, as in bfloat16."""
     layer, graft = slot.place.module, slot.held
     assert isinstance(layer, nn.Linear)
-    seed = copy.deepcopy(graft.seed).double()
     try:
         with Transaction([layer]) as trial:
             trial.keep(layer.parameters(recurse=False))
             for parameter in layer.parameters(recurse=False):
-                before = parameter.double()
-                change = seed(before.view(layer.out_features, -1).T).T.reshape(before.shape)
-                parameter.copy_(before + graft.alpha.double() * change)
+                parameter.copy_(with_change(parameter, graft.seed, graft.alpha))
             slot.remove()
             del layer._modules[RESERVED]
             compare(wanted, outputs_of(net, sample), slot.site.name, exact=False)
@@ -265,16 +270,28 @@ class _Hook(nn.Module):
         return self.where.replaced(output, grown.transpose(*self.swap) if self.swap else grown)
 
 
+class _MaskedHook(_Hook):
+    """Forward hook that runs a seed which does not attend to padding; it gets keyword arguments, too."""
+
+    def __init__(self, graft: SideGraft, where: Output) -> None:
+        super().__init__(graft, where)
+        self.showing = graft.showing
+
+    def forward(self, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:  # type: ignore[override]
+        with self.showing(args, kwargs, self.where.features(output)):
+            return super().forward(_module, args, output)
+
+
 class _BlockHook(nn.Module):
     """Forward hook that blends the output of a block with its input, in operations that ``torch.fx`` can
     trace."""
 
     alpha: Tensor
 
-    def __init__(self, graft: BlockGraft) -> None:
+    def __init__(self, argument: Argument, where: Output, alpha: Tensor) -> None:
         super().__init__()
-        self.argument, self.where = graft.argument, graft.site.output
-        self.register_buffer("alpha", graft.alpha)
+        self.argument, self.where = argument, where
+        self.register_buffer("alpha", alpha)
 
     def forward(self, _module: Any, args: Any, kwargs: Any, output: Any) -> Any:
         h = self.argument.value(args, kwargs)
@@ -282,6 +299,8 @@ class _BlockHook(nn.Module):
         return self.where.replaced(output, h + self.alpha.to(h.dtype) * (features - h))
 
 
+_MOST_ARGUMENTS: Final = 32
+"""Number of arguments, all None, of a submodule whose seed is compared without a mask."""
 _TRACING: Final = threading.Lock()
 """Lock held while a tracer of ``torch.fx`` replaces methods of ``nn.Module``, which affects all threads."""
 
@@ -305,21 +324,34 @@ class _Tracer(fx.Tracer):
         return not any(base.__module__.split(".")[0] == "esper" for base in bases)
 
 
-def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
-    """Return a graph of torch modules that is a forward hook and shares the parameters of the seed.
+def _hook_of(graft: Graft, where: Output) -> nn.Module:
+    return _MaskedHook(graft, where) if isinstance(graft, SideGraft) and graft.mask else _Hook(graft, where)
 
-    The arguments of the hook are module, positional arguments and output; for an inserted block also keyword
-    arguments.
-    """
-    hook = _BlockHook(graft) if isinstance(graft, BlockGraft) else _Hook(graft, where)
+
+def graph_of(graft: Graft, where: Output) -> fx.GraphModule:
+    """Return a graph of torch modules that is a forward hook and shares the parameters of the seed."""
     try:
         with _TRACING, _plain_attention(graft):
-            graph = _Tracer().trace(hook)
+            return _traced(_hook_of(graft, where))
     except Exception as error:
         raise BlueprintError(
             f"the forward of {type(graft.seed).__name__} cannot be traced into torch modules: {error}. Write"
             " it without branches on values, or do not derive it from classes of esper"
         ) from error
+
+
+def blend(block: nn.Module, argument: Argument, where: Output, alpha: Tensor) -> str:
+    """Let a forward hook blend the output of ``block`` with its input; return the name of the hook."""
+    with _TRACING:
+        hook = _traced(_BlockHook(argument, where, alpha))
+    name = _free_name(block)
+    block.add_module(name, hook.train(block.training))
+    block.register_forward_hook(hook, prepend=True, with_kwargs=True)
+    return name
+
+
+def _traced(hook: nn.Module) -> fx.GraphModule:
+    graph = _Tracer().trace(hook)
     for node in graph.nodes:
         node.type = None  # String annotations of graph nodes cannot be pickled.
     graph._tracer_cls = None  # The pickled graph must not refer to a class of Esper.
@@ -332,7 +364,7 @@ def _plain_attention(graft: Graft) -> Iterator[None]:
     tensors and cannot be traced."""
     heads = [(m, m.attend) for m in graft.modules() if isinstance(m, Heads)]
     for module, _ in heads:
-        module.attend = causal_attention
+        module.attend = dense_attention
     try:
         yield
     finally:
@@ -349,14 +381,16 @@ def _compare_seed(slot: SeedSlot) -> None:
     graft = slot.held
     like = next(graft.parameters(), graft.alpha)
     h = slot.sample_features(like, as_they_are=True)
+    assert isinstance(graft, SideGraft)
     graph = graph_of(graft, Output("tensor"))
+    args, kwargs = (None,) * _MOST_ARGUMENTS, [dict[str, Any]()] if graft.mask else []
     mode, part = graft.training, graft.participation
     for training in (False, True):
         with untouched(graft, training=training), torch.no_grad():
-            with TorchStream(0):
+            with TorchStream(0), graft.showing(args, {}, h) if graft.mask else nullcontext():
                 wanted = graft(h) if part.active else h
             with TorchStream(0):
-                found = graph.train(training)(None, None, h)
+                found = graph.train(training)(None, args, *kwargs, h)
         if not torch.equal(found.nan_to_num(), wanted.nan_to_num()):
             raise HostError(
                 f"slot {slot.site.name}: the graph of its seed differs from the seed that was trained;"

@@ -105,6 +105,8 @@ class Recorder:
 
     def moves(self, moves: Sequence[rows.StageMove], score: float | None) -> None:
         """Emit one telemetry row per stage change; ``score`` is the last validation score."""
+        if self.sink is None:
+            return
         for move in moves:
             row = rows.TransitionRow(
                 **self._key()._asdict(),

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import actuator, lifecycle
-from esper.kasmina.block_notes import weights_of
 from esper.kasmina.contributions import Contributions, evaluating
+from esper.kasmina.edit_notes import weights_of
 from esper.kasmina.governor import Alarm, Governor
-from esper.kasmina.health import tensor_norms
+from esper.kasmina.incubation import tensor_norms
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_state import clone_tree
 from esper.leyline import SlotTable, Stage, StageMove

@@ -1,9 +1,10 @@
 """Sites: submodules of a network after which a seed can be planted; a built-in host lists its sites, other
 networks are searched by a forward pass.
 
-A site is a submodule that runs exactly once per forward and returns a tensor of features, alone or inside a
-tuple, a dict or a dataclass. Containers do not change: a site that is named after a ``Sequential`` is
-attached to its last child, which returns the same tensor.
+A site is a submodule that returns a tensor of features, alone or inside a tuple, a dict or a dataclass. If it
+runs several times in a forward pass, as a shared encoder does, its seed takes part in every call. Containers
+do not change: a site that is named after a ``Sequential`` is attached to its last child, which returns the
+same tensor.
 """
 
 from __future__ import annotations
@@ -11,61 +12,32 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, get_args
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 
-from esper.kasmina.blueprints import Topology
-from esper.kasmina.dry_run import Call, dry_forward, tensors_in, tensors_read
+from esper.kasmina.auto_sites import MOST_AUTO_SITES, auto_paths
+from esper.kasmina.blueprints import Topology, specs_for
+from esper.kasmina.blueprints.tokens import MIXING
+from esper.kasmina.dry_run import dry_forward
 from esper.kasmina.edits import Insertion
+from esper.kasmina.feature_axes import swapped_axes
+from esper.kasmina.feature_output import Output, described, find_output
 from esper.kasmina.insertion_search import find_insertion, is_element
-from esper.kasmina.pair_search import find_pair
+from esper.kasmina.padding_mask import find_mask, takes_mask
+from esper.kasmina.pair_search import with_pair
+from esper.kasmina.probes import Probes
 from esper.kasmina.widening import Pair
 from esper.leyline.errors import HostError, UnknownNameError
 
-MOST_AUTO_SITES: Final = 8
-"""Largest number of sites that ``slots="auto"`` selects, spread over the depth of the network."""
-GROWN: Final = "grown"
-"""Name of the child module that contains a seed after ``finish`` has replaced its slot."""
-_TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {4: "feature_map", 3: "tokens", 2: "features"}
-
-Holder = Literal["tensor", "tuple", "list", "namedtuple", "mapping", "dataclass"]
-"""Kind of return value of a submodule: the feature tensor, or a container with it."""
-fx.wrap("replace")
-
-
-class Output(NamedTuple):
-    """Position of the features inside the return value of a submodule."""
-
-    holder: Holder
-    key: Any = None
-    """Index or name of the feature tensor in the return value; None if the return value is the tensor."""
-
-    def features(self, output: Any) -> Any:
-        """Return the feature tensor in the return value of a submodule."""
-        if self.holder == "tensor":
-            return output
-        return getattr(output, self.key) if self.holder in {"namedtuple", "dataclass"} else output[self.key]
-
-    def replaced(self, output: Any, features: Tensor) -> Any:
-        """Return ``output`` with its feature tensor replaced, as an object of the same type; ``torch.fx`` can
-        trace this method."""
-        holder, key = self
-        if holder == "tensor":
-            return features
-        if holder == "tuple":
-            return output[:key] + (features,) + output[key + 1 :]  # noqa: RUF005  a proxy cannot be unpacked
-        if holder == "list":
-            return output[:key] + [features] + output[key + 1 :]  # noqa: RUF005
-        if holder == "namedtuple":
-            return output._replace(**{key: features})
-        if holder == "dataclass":
-            return replace(output, **{key: features})
-        return output | {key: features}
-
+_TOKENS: Final = 3
+"""Number of axes of tokens, and largest number of axes of features with the width last."""
+_TOPOLOGY_OF_RANK: Final[Mapping[int, Topology]] = {5: "volume", 4: "feature_map", 3: "tokens", 2: "features"}
+_UNTRIED: Final = "none of the blueprints that may be planted needs one"
 
 _WHOLE: Final = Output("tensor")
 
@@ -84,8 +56,8 @@ class Site:
     """Shape of the features that a seed receives, with the batch axis."""
     output: Output = _WHOLE
     swap: tuple[int, int] | None = None
-    """Axes to transpose for the seed: those of tokens and batch, or of width and tokens; None if features are
-    in the order that seeds require."""
+    """Axes to transpose for the seed: those of tokens and batch, of width and tokens, or of channels and a
+    spatial axis; None if features are in the order that seeds require."""
     block: str | None = None
     """Path of the block that a ``stack`` seed copies; the block maps one tensor to a tensor of the same
     shape. The path is None if there is no block to copy."""
@@ -101,9 +73,20 @@ class Site:
     """Layers between which hidden units can be added; None if there are none."""
     no_pair: str | None = None
     """Reason why there is no pair of layers."""
+    times: float = 1.0
+    """Number of calls of the submodule in one forward pass, each weighted by the size of its features divided
+    by that of the first call."""
+    is_causal: bool = True
+    """Whether a seed for tokens must not use later tokens."""
+    mask: tuple[int | str, bool] | None = None
+    """Fields of the ``PaddingMask`` that the submodule gets; None if it gets none."""
+    hides_mask: bool = False
+    """Whether the network takes a mask that the submodule does not get."""
 
 
-def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[Site]:
+def find_sites(
+    net: nn.Module, slots: str | Sequence[str], sample: Any, blueprints: Collection[str] | None = None
+) -> list[Site]:
     """Return the sites for ``slots``, in the order of the forward pass.
 
     Args:
@@ -111,53 +94,85 @@ def find_sites(net: nn.Module, slots: str | Sequence[str], sample: Any) -> list[
         slots: Names or globs of submodules, or ``"auto"``. A name ``encoder:hidden`` selects the output with
             name or number ``hidden`` of ``encoder``; a name without suffix selects the first tensor.
         sample: Input that the network is called with.
+        blueprints: Names of the blueprints that may be planted; all unless given.
 
     Raises:
         HostError: A submodule cannot have a slot, or ``slots`` is empty.
         UnknownNameError: A name or glob matches no submodule.
     """
-    calls, result = dry_forward(net, sample)
-    by_path: dict[str, list[Call]] = {}
-    for each in calls:
-        by_path.setdefault(each.path, []).append(each)
+    probes = Probes(net, sample)
     if slots == "auto":
-        chosen = _auto(net, by_path, result)
+        chosen = _auto(probes)
     else:
         wanted = [slots] if isinstance(slots, str) or not isinstance(slots, Iterable) else list(slots)
         if not all(isinstance(name, str) for name in wanted):
             kind = type(net).__name__
             raise HostError(f"slots is {slots!r}; name submodules of {kind} by text, as '0', or pass 'auto'")
-        chosen = [_site(net, name, key, by_path) for name, key in _named(net, wanted)]
+        chosen = [_site(probes, name, key) for name, key in _named(net, wanted)]
     for site in chosen:
         same = [other.name for other in chosen if other.path == site.path]
         if len(same) > 1:
             raise HostError(
                 f"slots {' and '.join(same)} are one place, the output of '{site.path}'; name it once"
             )
-    ends = {path: index for index, path in enumerate(by_path)}
-    chosen = [_with_insertion(net, site, by_path[site.path][0], sample) for site in chosen]
-    chosen = [_with_pair(net, site, calls, result, sample) for site in chosen]
+    ends = {path: index for index, path in enumerate(probes.by_path)}
+    for index, site in enumerate(chosen):
+        specs = [s for s in specs_for(site.topology) if blueprints is None or s.name in blueprints]
+        if any(spec.copies for spec in specs):
+            chosen[index] = _with_insertion(probes, site)
+        if any(spec.widens for spec in specs):
+            chosen[index] = with_pair(net, chosen[index], probes.calls, probes.result, sample)
+        if any(spec.name in MIXING for spec in specs):
+            chosen[index] = _with_order(probes, chosen[index])
     return sorted(chosen, key=lambda site: ends[site.path])
 
 
-def _with_insertion(net: nn.Module, site: Site, found: Call, sample: Any) -> Site:
+def _with_insertion(probes: Probes, site: Site) -> Site:
     """Return the site with the insertion of a copied block behind it, or with the reason against one.
 
-    Only a block that is an attribute of its own can be copied as a side module instead.
+    The block is the submodule of the site or, if that is the last child of a ``Sequential``, the
+    ``Sequential``. Only a block that is an attribute of its own can be copied as a side module instead.
     """
-    try:
-        insertion = find_insertion(net, site.path, found, site.output.features, sample)
-    except HostError as error:
-        block = None if is_element(net, site.path) else site.block
-        return replace(site, refusal=str(error), block=block)
-    return replace(site, insertion=insertion, block=site.path)
+    net, refusal = probes.net, ""
+    blocks = _containers(net, site)
+    for path in blocks:
+        try:
+            found = probes.by_path[path]
+            insertion = find_insertion(net, path, found, site.output.features, probes.sample)
+        except HostError as error:
+            refusal = str(error)
+            continue
+        return replace(site, insertion=insertion, block=path, refusal=None)
+    copied = (path for path in blocks if not is_element(net, path) and _is_block(probes, site, path))
+    return replace(site, refusal=refusal, block=next(copied, None))
 
 
-def _with_pair(net: nn.Module, site: Site, calls: Sequence[Call], result: Any, sample: Any) -> Site:
-    """Return the site with the layers between which hidden units can be added, or with the reason against
-    it."""
-    found = find_pair(net, site, calls, result, sample)
-    return replace(site, no_pair=found) if isinstance(found, str) else replace(site, pair=found)
+def _containers(net: nn.Module, site: Site) -> list[str]:
+    """Return the paths of the submodule of a site and of the containers around it that return its output."""
+    outermost, found = _first_path(net, net.get_submodule(site.name)), [site.path]
+    while found[-1] != outermost:
+        found.append(found[-1].rpartition(".")[0])
+    return found
+
+
+def _with_order(probes: Probes, site: Site) -> Site:
+    """Return a site of tokens with the order of tokens, and with the mask that its submodule gets."""
+    if site.topology != "tokens":
+        return site
+
+    def swap_of(path: str) -> tuple[int, int] | None:
+        found = find_output(probes.by_path[path][0].output)
+        assert found is not None
+        try:
+            return swapped_axes(probes, path, found)
+        except HostError:
+            return None
+
+    is_causal = probes.is_causal(site.path, site.output, swap_of)
+    module, call = probes.net.get_submodule(site.path), probes.by_path[site.path][0]
+    mask = find_mask(module, call, site.shape[1])
+    hides = mask is None and takes_mask(probes.net)
+    return replace(site, is_causal=is_causal, mask=mask and (mask.key, mask.marks_padding), hides_mask=hides)
 
 
 def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
@@ -167,12 +182,12 @@ def check_modes(net: nn.Module, sites: Sequence[Site], sample: Any) -> None:
     calls, _ = dry_forward(net, sample, training=True)
     for site in sites:
         outputs = [each.output for each in calls if each.path == site.path]
-        found = _locate(outputs[0], "") if len(outputs) == 1 else None
-        if len(outputs) != 1 or found is None or found.holder != site.output.holder:
-            how = f"returns {_described(outputs[0])}" if len(outputs) == 1 else f"runs {len(outputs)} times"
+        found = [find_output(output) for output in outputs]
+        if not found or any(each is None or each.holder != site.output.holder for each in found):
+            how = f"returns {described(outputs[0])}" if outputs else "runs 0 times"
             raise HostError(
                 f"submodule '{site.name}' {how} in training mode, and returns a {site.output.holder} in"
-                " evaluation mode, once per forward; name a submodule that is the same in both as the slot"
+                " evaluation mode; name a submodule that is the same in both as the slot"
             )
 
 
@@ -196,205 +211,130 @@ def _named(net: nn.Module, patterns: Sequence[str]) -> Iterator[tuple[str, str]]
 
 
 def _matches(name: str, glob: str) -> bool:
-    """Return whether a glob matches the path of a submodule, component by component: ``layers.*`` matches
-    only direct children of ``layers``.
-    """
+    """Return whether a glob matches a path component by component: ``layers.*`` matches children only."""
     parts, patterns = name.split("."), glob.split(".")
     return len(parts) == len(patterns) and all(map(fnmatch.fnmatchcase, parts, patterns))
 
 
-def _site(net: nn.Module, name: str, key: str, by_path: Mapping[str, list[Call]]) -> Site:
+def _site(probes: Probes, name: str, key: str = "") -> Site:
     """Return the site of the submodule ``name``; raise HostError if the submodule cannot have a slot."""
+    net, by_path = probes.net, probes.by_path
     module = net.get_submodule(name)
-    kind = type(module).__name__
-    path = next(path for path, other in net.named_modules() if other is module)
-    calls = by_path.get(path, [])
-    if len(calls) != 1:
-        raise HostError(
-            f"submodule '{name}' ({kind}) runs {len(calls)} times in one forward; a slot needs a submodule"
-            " that runs exactly once"
-        )
-    carrier = _carrier(net, path, by_path)
+    path, kind = _first_path(net, module), type(module).__name__
+    if "parametrizations" in path.split("."):
+        raise HostError(f"submodule '{name}' ({kind}) computes a weight, not features; name a layer or block")
+    if path not in by_path:
+        raise HostError(f"submodule '{name}' ({kind}) runs 0 times in one forward; name one that runs")
+    carrier = _carrier(probes, path)
     if carrier is None:
         raise HostError(
             f"submodule '{name}' ({kind}) is a container that hands on something else than its last child's"
             " output; name one of its children"
         )
-    found = by_path[carrier][0]
-    output = _locate(found.output, key)
-    features = None if output is None else output.features(found.output)
-    if output is None or not isinstance(features, Tensor) or features.ndim not in _TOPOLOGY_OF_RANK:
+    calls = by_path[carrier]
+    output = find_output(calls[0].output, key)
+    found = [] if output is None else [output.features(each.output) for each in calls]
+    if output is None or not all(_is_possible(each, found[0]) for each in found):
         raise HostError(
-            f"submodule '{name}' ({kind}) returns {_described(found.output)}; a slot needs floats"
-            " [batch, channels, height, width], [batch, tokens, width] or [batch, width], alone or first (or"
-            " named, as in 'name:key') in a tuple, a dict or a dataclass"
+            f"submodule '{name}' ({kind}) returns {' and '.join(described(each.output) for each in calls)}; a"
+            " slot needs floats [batch, channels, height, width], [batch, tokens, width] or [batch, width],"
+            " alone or first (or named, as in 'name:key') in a tuple, a dict or a dataclass, with the same"
+            " number of axes in every call"
         )
+    try:
+        swap = swapped_axes(probes, carrier, output)
+    except HostError as error:
+        raise HostError(
+            f"submodule '{name}' ({kind}) returns {described(calls[0].output)}: {error}, so no seed could"
+            " have a fixed width; name another submodule"
+        ) from None
+    if not probes.is_read(carrier, output):
+        raise HostError(
+            f"the output of {type(net).__name__} does not depend on submodule '{name}' ({kind}), so a seed"
+            " there could not learn; name another submodule"
+        )
+    features = found[0]
+    shapes = [tuple(h.transpose(*swap).shape if swap else h.shape) for h in found]
     topology = _TOPOLOGY_OF_RANK[features.ndim]
-    if topology == "feature_map" and _is_width_last(net.get_submodule(carrier)):
+    axis = 1 if features.ndim > _TOKENS else -1
+    if len({shape[axis] for shape in shapes}) > 1:
         raise HostError(
-            f"submodule '{name}' ({kind}) returns {_described(found.output)} with its width last; seeds take"
-            " four axes as [batch, channels, height, width], so name a submodule that hands on that"
+            f"submodule '{name}' ({kind}) returns features of several widths,"
+            f" {' and '.join(str(shape[axis]) for shape in shapes)}; name a submodule with one width"
         )
-    swap = _swap(net, carrier, by_path) if topology == "tokens" else None
-    shape = tuple(features.transpose(*swap).shape if swap else features.shape)
-    width = shape[1] if topology == "feature_map" else shape[-1]
-    is_block = output.holder == "tensor" and _is_block(net.get_submodule(carrier), found)
-    block = carrier if is_block else None
-    channels_last = topology == "feature_map" and not features.is_contiguous()
+    channels_last = topology == "feature_map" and swap is None and not features.is_contiguous()
     channels_last = channels_last and features.is_contiguous(memory_format=torch.channels_last)
-    return Site(name, carrier, topology, width, shape, output, swap, block, channels_last)
+    times = sum(h.numel() for h in found) / features.numel()
+    shape = shapes[0]
+    known = (name, carrier, topology, shape[axis], shape, output, swap, None, channels_last)
+    return Site(*known, refusal=_UNTRIED, no_pair=_UNTRIED, times=times)
 
 
-def _carrier(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> str | None:
+def _is_possible(features: Any, first: Any) -> bool:
+    is_float = isinstance(features, Tensor) and features.is_floating_point()
+    return is_float and features.ndim in _TOPOLOGY_OF_RANK and features.ndim == first.ndim
+
+
+def _first_path(net: nn.Module, module: nn.Module) -> str:
+    """Return the path under which a submodule that may have several is recorded."""
+    return next(path for path, other in net.named_modules() if other is module)
+
+
+def _carrier(probes: Probes, path: str) -> str | None:
     """Return the path of the module that computes the output of ``path``: ``path`` itself or, for a
     container, one of its children; None if no child does.
     """
-    module = net.get_submodule(path)
+    module = probes.net.get_submodule(path)
     if not isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return path
+    outputs = [each.output for each in probes.by_path[path]]
     for name, child in reversed(list(module.named_children())):
-        below = next(p for p, other in net.named_modules() if other is child)
-        calls = by_path.get(below, [])
-        if len(calls) == 1 and calls[0].output is by_path[path][0].output and below == f"{path}.{name}":
-            return _carrier(net, below, by_path)
+        below = _first_path(probes.net, child)
+        inner = [each.output for each in probes.by_path.get(below, [])]
+        is_same = len(inner) == len(outputs) and all(map(operator.is_, inner, outputs))
+        if is_same and below == f"{path}.{name}":
+            return _carrier(probes, below)
     return None
 
 
-def _locate(output: Any, key: str) -> Output | None:
-    """Return the position of the features in ``output``: the entry ``key``, or the first tensor of floats."""
-    if isinstance(output, Tensor):
-        return Output("tensor") if output.is_floating_point() and not key else None
-    holder: Holder
-    entries: list[tuple[Any, Any]]
-    if dataclasses.is_dataclass(output):
-        holder = "dataclass"
-        entries = [(field.name, getattr(output, field.name)) for field in dataclasses.fields(output)]
-    elif isinstance(output, tuple) and hasattr(output, "_fields"):
-        holder, entries = "namedtuple", list(zip(output._fields, output, strict=True))
-    elif isinstance(output, tuple | list):
-        holder, entries = "tuple" if isinstance(output, tuple) else "list", list(enumerate(output))
-    elif isinstance(output, dict):
-        holder, entries = "mapping", list(output.items())
-    else:
-        return None
-    wanted = [name for name, value in entries if (str(name) == key if key else _is_features(value))]
-    return Output(holder, wanted[0]) if wanted else None
-
-
-def _is_features(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim in _TOPOLOGY_OF_RANK
-
-
-def _described(output: Any) -> str:
-    if isinstance(output, Tensor):
-        return f"{output.dtype} of shape {tuple(output.shape)}"
-    return type(output).__name__
-
-
-_CHANNELS_FIRST: Final = (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d)
-_CHANNELS_LAST: Final = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
-
-
-def _swap(net: nn.Module, path: str, by_path: Mapping[str, list[Call]]) -> tuple[int, int] | None:
-    """Return the axes to transpose so that features become ``[batch, tokens, width]``; None if they already
-    are.
-
-    The order of the axes follows from the nearest layer, at or before ``path``, with a known channel axis,
-    and from the option ``batch_first`` of recurrent and attention layers.
-    """
-    until = list(by_path).index(path) + 1
-    for earlier in reversed(list(by_path)[:until]):
-        module = net.get_submodule(earlier)
-        if isinstance(module, _CHANNELS_FIRST):
-            return (1, 2)
-        if isinstance(module, _CHANNELS_LAST):
-            break
-    parts = path.split(".")
-    for end in range(len(parts), 0, -1):
-        around = net.get_submodule(".".join(parts[:end])).modules()
-        batch_firsts = [m.batch_first for m in around if isinstance(m, nn.RNNBase | nn.MultiheadAttention)]
-        if batch_firsts:
-            return None if all(batch_firsts) else (0, 1)
-    return None
-
-
-def _is_width_last(module: nn.Module) -> bool:
-    """Return whether the last axis of the module's output is certainly the width; subclasses of torch's
-    layers are excluded, because they may transpose."""
-    is_last = type(module) in (nn.Linear, nn.Embedding)
-    return is_last or (type(module) is nn.LayerNorm and len(module.normalized_shape) == 1)
-
-
-def _is_block(module: nn.Module, found: Call) -> bool:
-    """Return whether the module is a block: it has children, was called with one tensor only, and returned a
+def _is_block(probes: Probes, site: Site, path: str) -> bool:
+    """Return whether the module is a block: it has children, is called with one tensor only, and returns a
     tensor of the same shape.
 
     A module that was called with an attention mask is no block, even if the mask was None: the library
     transformers passes a mask only for padded batches.
     """
-    named = inspect.signature(module.forward).bind(*found.args, **found.kwargs).arguments
-    given = [value for value in named.values() if isinstance(value, Tensor) or value]
-    return (
-        any(True for _ in module.children())
-        and not any("attention_mask" in name for name in named)
-        and len(given) == 1
-        and isinstance(given[0], Tensor)
-        and given[0].shape == found.output.shape
-    )
+    module = probes.net.get_submodule(path)
+    if site.output.holder != "tensor" or not any(True for _ in module.children()):
+        return False
+    signature = inspect.signature(module.forward)
+    for each in probes.by_path[path]:
+        named = signature.bind(*each.args, **each.kwargs).arguments
+        given = [value for value in named.values() if isinstance(value, Tensor) or value]
+        if any("attention_mask" in name for name in named) or len(given) != 1:
+            return False
+        if not isinstance(given[0], Tensor) or given[0].shape != each.output.shape:
+            return False
+    return True
 
 
-# --- automatic choice of sites ------------------------------------------------------------------------------
-
-
-def _auto(net: nn.Module, by_path: Mapping[str, list[Call]], result: Any) -> list[Site]:
-    """Return sites for ``slots="auto"``: after each of the outermost repeated blocks or, if there are none,
-    after each layer with weights. An output of the network that no module reads is never a site."""
-    blocks = _blocks(net, by_path)
-    graphs = (path for path, module in net.named_modules() if isinstance(module, fx.GraphModule))
-    grown = tuple(f"{path}." for path in graphs if path.split(".")[-1].startswith(GROWN))
-    places = blocks or [
-        p
-        for p in by_path
-        if not p.startswith(grown)  # Modules of seeds from an earlier growth are skipped.
-        and any(True for _ in net.get_submodule(p).parameters(recurse=False))
-    ]
-    ends = {id(tensor) for tensor in tensors_in(result)} - tensors_read(by_path.values())
+def _auto(probes: Probes) -> list[Site]:
+    """Return sites for ``slots="auto"``, at most ``MOST_AUTO_SITES``, spread over the depth of the
+    network."""
     found: list[Site] = []
-    for path in places:
+    for path in auto_paths(probes):
         try:
-            site = _site(net, path, "", by_path)
+            found.append(_site(probes, path))
         except HostError:
             continue
-        output = by_path[site.path][0].output
-        if not any(id(tensor) in ends for tensor in tensors_in(output)):
-            found.append(site)
     if not found:
         raise HostError(
-            f"slots='auto' finds no place in {type(net).__name__}: no layer runs exactly once and hands on"
-            " features; name submodules with slots=[…]"
+            f"slots='auto' finds no place in {type(probes.net).__name__}: no layer before the last one hands"
+            " on features; name submodules with slots=[…]"
         )
     # The sites are divided into ``count`` groups of equal size, and the last site of each group is chosen.
     count = min(len(found), MOST_AUTO_SITES)
     return [found[round((i + 1) * len(found) / count) - 1] for i in range(count)]
-
-
-def _blocks(net: nn.Module, by_path: Mapping[str, list[Call]]) -> list[str]:
-    """Return the paths of the outermost blocks in the order of execution: modules with children that are not
-    the only such module of their class, or that are in a list of modules of one class."""
-    containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    inner = {p: m for p, m in net.named_modules() if p in by_path and not isinstance(m, containers)}
-    parents = {path: type(m) for path, m in inner.items() if any(True for _ in m.children())}
-    kinds = list(parents.values())
-    blocks = [p for p, kind in parents.items() if kinds.count(kind) > 1 or _is_listed(net, p)]
-    outermost = {p for p in blocks if not any(p.startswith(f"{other}.") for other in blocks if other != p)}
-    return [path for path in by_path if path in outermost]
-
-
-def _is_listed(net: nn.Module, path: str) -> bool:
-    """Return whether the module is in a ``ModuleList``, or in a ``Sequential``, of modules of its class."""
-    around = net.get_submodule(path.rpartition(".")[0])
-    kinds = {type(module) for module in around.children()}
-    return isinstance(around, nn.ModuleList | nn.Sequential) and len(kinds) == 1
 
 
 assert set(get_args(Topology)) == set(_TOPOLOGY_OF_RANK.values())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 from weakref import WeakSet
@@ -20,22 +20,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.kasmina.birth import check_birth, check_fits, refusals
+from esper.kasmina.birth import MASK_WARNING, check_birth, check_fits, refusals
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named
+from esper.kasmina.blueprints.tokens import MIXING
 from esper.kasmina.edits import BlockContainer
-from esper.kasmina.graft import (
-    BlockGraft,
-    Graft,
-    Handles,
-    Participation,
-    SideGraft,
-    described,
-    described_rank,
-)
+from esper.kasmina.graft import BlockGraft, Graft, Handles, Participation, SideGraft
 from esper.kasmina.low_rank import extend, new_extensions
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.seed_description import described, described_causality, described_rank
 from esper.kasmina.sites import Site
+from esper.kasmina.state_checks import check_blocks, listed, seeds_in, text_of
 from esper.kasmina.widening import PairLayers, WidthGraft
 from esper.leyline import GrowthWarning, HostError, SlotError, Style
 from esper.leyline.errors import IncompatibleSeedError
@@ -45,14 +40,19 @@ RESERVED: Final = SEED_NAME
 
 
 class Place(NamedTuple):
-    """Submodule of a network that has a slot, the container of blocks that it is in, and layers that can be
-    widened."""
+    """Submodule of a network that has a slot, the container of its blocks, and layers that can be widened."""
 
     module: nn.Module
     container: BlockContainer | None
     """Container into which copied blocks are inserted; None if copied blocks become side modules."""
     layers: PairLayers | None
     """Layers between which hidden units are added; None if there are none."""
+
+    @property
+    def block(self) -> nn.Module:
+        """Block behind which a copy is inserted; the place must have a container."""
+        assert self.container is not None
+        return self.container.blocks[self.container.position(self.module)]
 
     @classmethod
     def of(cls, net: nn.Module, site: Site) -> Place:
@@ -66,8 +66,7 @@ class Place(NamedTuple):
 
 
 class SeedSlot(nn.Module):
-    """Slot, which can hold one seed; the seed changes the output of the submodule that has the slot as a
-    child.
+    """Slot, which can hold one seed; the seed changes the output of the slot's parent.
 
     Args:
         site: Position of the slot in the network.
@@ -146,6 +145,8 @@ class SeedSlot(nn.Module):
             raise SlotError(f"slot {self.site.name} holds a seed already; prune it before the next one")
         spec = blueprint_named(blueprint, self.site.topology)
         check_fits(spec, self.site)
+        if spec.name in MIXING and self.site.hides_mask:
+            GrowthWarning.issue(MASK_WARNING.format(spec.name, self.site.name))
         sample = self.sample_features(like, as_they_are=spec.copies)
         with self._restored_on_error(), self.draws():
             with refusals(spec, sample):
@@ -202,27 +203,18 @@ class SeedSlot(nn.Module):
         return [] if self.graft is None else list(self.graft.parameters())
 
     @property
+    def label(self) -> str:
+        """Text about the slot's seed; empty without a seed, and for a seed that is a block of the network."""
+        graft = self.graft
+        return "" if graft is None or isinstance(graft, BlockGraft) else text_of(graft.description)
+
+    @property
     def held(self) -> Graft:
         """Graft of the slot; the slot must hold a seed."""
         assert self.graft is not None, f"slot {self.site.name} is empty"
         return self.graft
 
     # --- state --------------------------------------------------------------------------------
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        """Build the seed that the state dict describes, before its weights are loaded; remove the present
-        seed if the state dict has none. A seed that is a block of the network is loaded as such.
-        """
-        if isinstance(self.graft, BlockGraft):
-            super()._load_from_state_dict(state_dict, prefix, *rest)
-            return
-        wanted = state_dict.get(f"{prefix}graft.description")
-        if self.graft is not None and wanted is None:
-            GrowthWarning.issue(
-                f"the state that was loaded has no seed in slot {self.site.name}; its own was removed"
-            )
-        self.match(wanted, next(self.place.module.parameters(), state_dict.get(f"{prefix}graft.alpha")))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def match(self, description: Tensor | None, like: Tensor | None) -> None:
         """Put a seed of the given description into the slot; keep the present seed if it has this
@@ -240,17 +232,26 @@ class SeedSlot(nn.Module):
     def rebuilt(self, description: Tensor, like: Tensor | None) -> Graft:
         """Return a new graft of the given description with arbitrary weights, not attached; the random state
         is unchanged. A side module gets device and dtype of ``like``.
+
+        Raises:
+            BlueprintError: The blueprint does not fit the slot.
         """
         blueprint, style = described(description)
         spec, rank = blueprint_named(blueprint, self.site.topology), described_rank(description)
+        check_fits(spec, self.site)
         with TorchStream(0):
-            graft = self._built(spec, style, like)
+            graft = self._built(spec, style, like, is_causal=described_causality(description))
             if rank is not None:
                 extend(graft, new_extensions(graft.seed, rank))
         return graft
 
     def _built(
-        self, spec: BlueprintSpec, style: int, like: Tensor | None, block: nn.Module | None = None
+        self,
+        spec: BlueprintSpec,
+        style: int,
+        like: Tensor | None,
+        block: nn.Module | None = None,
+        is_causal: bool | None = None,
     ) -> Graft:
         source = block if block is not None else next(iter(self.block), None)
         copied = without_slots(source) if spec.copies and source is not None else None
@@ -260,7 +261,7 @@ class SeedSlot(nn.Module):
         if spec.widens and self.place.layers is not None:
             return WidthGraft(self.site, spec, style, self.place.layers).requires_grad_(True)
         assert like is not None
-        graft = SideGraft(self.site, spec, style, copied).to(like).requires_grad_(True)
+        graft = SideGraft(self.site, spec, style, copied, is_causal).to(like).requires_grad_(True)
         if self.site.channels_last:
             graft.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in stubs
         return graft
@@ -332,8 +333,7 @@ def attach(net: nn.Module, slots: Sequence[SeedSlot]) -> None:
         )
     for slot in slots:
         slot.place.module.add_module(RESERVED, slot)
-    if any(slot.place.container is not None for slot in slots):
-        net.register_load_state_dict_pre_hook(_check_blocks)
+    net.register_load_state_dict_pre_hook(_check_state)
 
 
 def detach(net: nn.Module) -> None:
@@ -349,25 +349,36 @@ def stop_checking(net: nn.Module) -> None:
     """Remove the hooks of state dicts that Esper has registered."""
     for hooks in (net._load_state_dict_pre_hooks, net._state_dict_hooks):
         for number, hook in list(hooks.items()):
-            if getattr(hook, "hook", hook).__module__.startswith("esper."):
+            if str(getattr(hook, "hook", hook).__module__).startswith("esper."):
                 del hooks[number]
 
 
-def _check_blocks(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Raise HostError before a state dict with another number of blocks is loaded."""
-    for path, slot in slots_of(net).items():
-        container = path.rpartition(".")[0]
-        inside = f"{prefix}{container}." if container else prefix
-        saved = {name[len(inside) :].partition(".")[0] for name in state_dict if name.startswith(inside)}
-        if slot.place.container is None or not saved:
-            continue
-        blocks = slot.place.container.blocks
-        own = {name for name, block in blocks.named_children() if block.state_dict()}
-        if saved != own:
-            raise HostError(
-                f"the state has {len(saved)} blocks in '{inside[:-1]}', and this network has {len(own)}; load"
-                " the state of its Growth first, growth.load_state_dict(...), or finish the growth"
-            )
+def _check_state(net: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Raise HostError before a state dict is loaded that has other seeds or blocks than the growing
+    network."""
+    slots = slots_of(net)
+    remedy = "call growth.load_state_dict(...) first, with the result of growth.state_dict() at that time"
+    check_blocks(slots_with_blocks(net), state_dict, prefix, remedy)
+    own = {path: text for path, slot in slots.items() if (text := slot.label)}
+    found = seeds_in(state_dict, prefix)
+    if found != own and (found or is_complete(net, state_dict, prefix)):
+        raise HostError(f"the state has {listed(found)}, and this network has {listed(own)}; {remedy}")
+
+
+def slots_with_blocks(net: nn.Module) -> dict[str, nn.Module]:
+    """Return the containers of ``net`` into which blocks can be inserted, by path."""
+    containers = [slot.place.container for slot in slots_of(net).values()]
+    blocks = {each.blocks for each in containers if each is not None}
+    return {path: module for path, module in net.named_modules() if module in blocks}
+
+
+def is_complete(net: nn.Module, state_dict: Mapping[str, Any], prefix: str) -> bool:
+    """Return whether a state dict has all tensors of the network itself, without seeds and containers of
+    blocks."""
+    inside = tuple(path and f"{path}." for path in slots_with_blocks(net))
+    names = [name for name in net.state_dict() if RESERVED not in name.split(".")]
+    own = [name for name in names if not name.startswith(inside)]
+    return any(name.startswith(prefix) for name in state_dict) and all(prefix + n in state_dict for n in own)
 
 
 def notice_hooks(forwards: Iterable[Callable[..., Any]] = ()) -> None:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.kasmina.edits import names_width, numbers_layers
 from esper.leyline import SlotTable
 
 _PARTS: Final = [name for name, value in vars(nn.Module()).items() if isinstance(value, dict | set)]
@@ -29,6 +28,10 @@ _PARTS: Final = [name for name, value in vars(nn.Module()).items() if isinstance
 _SIZES: Final = ("in_features", "out_features", "in_channels", "out_channels", "num_features")
 _FLAGS: Final = ("training", "momentum", "use_nested_tensor", *_SIZES)
 """Further attributes of a user's modules that Esper changes."""
+_COUNTS: Final = ("layer", "block", "depth", "hidden_group")
+"""Parts of the names of attributes that count the blocks of a container or have one entry per block."""
+_WIDTHS: Final = ("intermediate", "ffn", "inner", "mlp", "d_ff", "feedforward")
+"""Parts of the names of attributes that state the number of hidden units."""
 _MUTABLE: Final = (dict, set, list, deque, WeakSet, WeakKeyDictionary)
 
 
@@ -37,8 +40,8 @@ class Transaction(AbstractContextManager["Transaction"]):
 
     The state consists of children, hooks, training modes, layer numbers, configurations and buffers of
     networks, parameter groups and states of optimisers, attributes of other objects with the slot tables in
-    them, and torch's random state and gradient mode. Weights are restored only if ``keep`` was called before
-    they changed.
+    them, and torch's random state, gradient mode and switch of fused transformer layers. Weights are restored
+    only if ``keep`` was called before they changed.
 
     Args:
         nets: Networks that the change affects.
@@ -60,7 +63,9 @@ class Transaction(AbstractContextManager["Transaction"]):
         self._structure: list[Callable[[], object]] = []
         self._values: list[Callable[[], object]] = []
         self._last: list[Callable[[], object]] = []
+        self._tables: list[SlotTable] = []
         self._random, self._grad = torch.get_rng_state(), torch.is_grad_enabled()
+        self._fused = torch.backends.mha.get_fastpath_enabled()
         self.include(nets, optimisers, objects)
 
     def include(
@@ -75,7 +80,9 @@ class Transaction(AbstractContextManager["Transaction"]):
             flags = {
                 n: v
                 for n, v in attributes.items()
-                if n in _FLAGS or (isinstance(v, int) and (numbers_layers(n) or names_width(n)))
+                if n in _FLAGS
+                or n in _PARTS
+                or (isinstance(v, int) and (numbers_layers(n) or names_width(n)))
             }
             self._structure.append(partial(attributes.update, flags))
             self.keep_containers(attributes[name] for name in _PARTS)
@@ -103,8 +110,10 @@ class Transaction(AbstractContextManager["Transaction"]):
         attributes = vars(each)
         self.keep_containers([attributes])
         self.keep_containers(value for value in attributes.values() if isinstance(value, _MUTABLE))
-        tables = [value for value in attributes.values() if isinstance(value, SlotTable)]
-        self._values += [partial(table.assign, table.copy()) for table in tables]
+        for table in attributes.values():
+            if isinstance(table, SlotTable) and not any(table is kept for kept in self._tables):
+                self._tables.append(table)
+                self._values.append(partial(table.assign, table.copy()))
 
     def keep_containers(self, containers: Iterable[Any]) -> None:
         """Add dicts, lists and sets before the change adds or removes elements."""
@@ -116,11 +125,26 @@ class Transaction(AbstractContextManager["Transaction"]):
             for restore in (*self._structure, *reversed(self._values), *self._last):
                 restore()
             torch.set_rng_state(self._random)
+        self.restore_switches()
+
+    def restore_switches(self) -> None:
+        """Restore torch's gradient mode and its switch of fused transformer layers."""
         torch.set_grad_enabled(self._grad)
+        torch.backends.mha.set_fastpath_enabled(self._fused)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.undo()
+
+
+def numbers_layers(name: str) -> bool:
+    """Return whether an attribute of this name may be the number of a block or the number of all blocks."""
+    return any(part in name for part in _COUNTS)
+
+
+def names_width(name: str) -> bool:
+    """Return whether an attribute of this name may be the number of hidden units of an MLP."""
+    return any(part in name for part in _WIDTHS)
 
 
 def _refill(container: Any, content: Any) -> None:

@@ -4,13 +4,10 @@
 
 from esper.leyline.errors import *
 from esper.leyline.factored_actions import *
-from esper.leyline.printable import *
-from esper.leyline.protocols import *
 from esper.leyline.reports import *
 from esper.leyline.rows import *
 from esper.leyline.rules import *
 from esper.leyline.signals import *
-from esper.leyline.slot_config import *
 from esper.leyline.slot_table import *
 from esper.leyline.stages import *
 from esper.leyline.stream_seeds import *

@@ -22,6 +22,14 @@ _FLAT_NAMES: Final[Mapping[object, tuple[str, str]]] = {
 """For each Python type: its name in the documentation, and its SQL type."""
 
 
+LISTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("action", "read", "masked", "log_probs", "head_entropy", "head_grad_norm"), "heads"),
+    **dict.fromkeys(("op_probs", "op_shares", "op_counts"), "ops"),
+    "on": "slots",
+}
+"""Columns with one entry per head, op or slot, and the column of the run row that has their names."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnSpec(Column):
     """Specification of one column of a telemetry table."""

@@ -1,4 +1,5 @@
-"""Errors that a user can act on: each message names the value found, the allowed values and the remedy."""
+"""Errors that a user can act on: each message names the value found, the allowed values and the remedy; and
+escapes for text that is printed on a terminal."""
 
 import difflib
 import inspect
@@ -94,3 +95,21 @@ def notify(sentence: str) -> None:
     with suppress(OSError):
         sys.stderr.write(f"esper: {sentence}\n")
         sys.stderr.flush()
+
+
+# --- text of unknown origin ---------------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    r"""Return the text with control and other invisible characters escaped.
+
+    Names of runs, paths and values of SQL queries can contain escape sequences that move the cursor, recolour
+    the terminal or reverse the direction of text, so every function that prints them calls ``printable``.
+
+    Example:
+        >>> print(printable("run\x1b[2J"))
+        run\x1b[2J
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

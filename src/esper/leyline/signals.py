@@ -1,4 +1,5 @@
-"""Facts (measurements after one epoch) and signals (facts with their trends), as arrays ``[env]``.
+"""Facts (measurements after one epoch) and signals (facts with their trends), as arrays ``[env]``, and the
+interfaces of controllers, which decide by them, and of event sinks.
 
 The environment measures facts; ``tamiyo.tracker`` computes signals from them.
 """
@@ -8,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from esper.leyline.factored_actions import BoolArray, FloatArray, IntArray
+from esper.leyline.rows import Row
+from esper.leyline.slot_table import SlotTable
 
 HISTORY_LENGTH: Final = 5
 
@@ -32,7 +35,8 @@ class RaceCandidate:
     error: float
     """Standard error of ``lead``, which is a difference of two validation losses."""
     cost: float
-    """Forward FLOPs of the seed, divided by those of the network."""
+    """Compute that the seed adds to a training step, as a fraction of a step of the network without it: of
+    measured seconds, or of FLOPs (the argument ``cost`` of ``esper.grow``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +134,57 @@ class TrainingSignals:
     gain_ratio: FloatArray
     """Decrease of the loss since the last germination, divided by the decrease that the trend before that
     germination predicts; NaN without a germination or without a falling trend."""
+
+
+# --- interfaces between packages ----------------------------------------------------------------------------
+
+
+class PolicyOutput(NamedTuple):
+    """Probabilities and value that a policy computed for one decision."""
+
+    masked: list[bool]
+    """For each head, whether some of its values were masked."""
+    log_probs: list[float]
+    """Log-probability of the chosen value of each head; 0 for heads without a choice."""
+    op_probs: list[float]
+    """Probability of every op; 0 for masked ops."""
+    value: float
+
+
+class Reward(NamedTuple):
+    """Reward with its terms; the sum of the terms is the reward."""
+
+    total: float
+    terms: Mapping[str, float]
+
+
+class EventSink(Protocol):
+    """Receiver of telemetry rows, such as a writer, a live view, or a list in a test."""
+
+    def emit(self, row: Row) -> None:
+        """Receive one telemetry row."""
+
+
+class Decisions(NamedTuple):
+    """Actions of all environments for one step."""
+
+    actions: IntArray
+    """Actions, one index per head, ``[env, head]``."""
+    outputs: Sequence[PolicyOutput] | None = None
+    """Outputs of the policy, one per environment; None if the controller is not a trained policy."""
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """Controller: chooses one action per environment and step."""
+
+    @property
+    def name(self) -> str:
+        """Name of the controller, as written to the run row."""
+
+    def reset(self, episode: int) -> None:
+        """Reset the controller: a new episode begins in every environment."""
+
+    def decide(self, facts: EpochFacts, table: SlotTable) -> Decisions:
+        """Choose the actions of the next epoch from the measurements and the slot table after the last
+        epoch."""

@@ -5,7 +5,6 @@ removed: a process killed at any time leaves the JSON lines, the Parquet folder,
 Parquet files come from the schema and not from the rows, so all files of a table have the same types.
 """
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +12,8 @@ from pathlib import Path
 import duckdb
 
 from esper.files.atomic_write import name_folder, partial_of, remove
-from esper.files.row_files import RowSpan, parquet_path, row_files, split_lines
+from esper.files.row_files import RowSpan, decoding_query, parquet_path, row_files, split_lines
 from esper.leyline import EsperError
-from esper.leyline.columns import COLUMNS
 
 
 class CompactionError(Exception):
@@ -58,11 +56,9 @@ def _convert(telemetry: Path, lines: Sequence[RowSpan]) -> None:
 
 
 def _copy(database: duckdb.DuckDBPyConnection, lines: Sequence[bytes], table: str, folder: Path) -> None:
-    structure = json.dumps({column.name: column.sql_type for column in COLUMNS[table]})
-    rows = f"SELECT unnest(from_json_strict(line, '{structure}')) FROM (SELECT unnest(?::VARCHAR[]) AS line)"
     place = str(folder / f"{table}.parquet").replace("'", "''")
     result = database.execute(
-        f"COPY ({rows}) TO '{place}' (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)",
+        f"COPY ({decoding_query(table)}) TO '{place}' (FORMAT parquet, COMPRESSION zstd, USE_TMP_FILE false)",
         [[line.decode() for line in lines]],
     ).fetchone()
     if result != (len(lines),):

@@ -5,7 +5,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from esper.karn.run import read_rows
-from esper.kasmina.network_file import network_state, save
+from esper.kasmina.network_file import save
 from esper.leyline import Controller, EpochRow, InterruptedRunError
 from esper.nissa.writer import RunWriter
 from esper.run.factories import build_controller, build_vector, describe_run, one_thread
@@ -84,9 +84,9 @@ def run_arm(
                         env.task, rng_seed=config.rng_seed, episode=episode, compute=env.compute
                     ).val_scores
                 run_episode(vector, controller, episode, twin_scores=twin, after_epoch=flush)
-                name = f"model/episode-{episode}.pt"
+                name = f"model/episode-{episode}.safetensors"
                 with writer.attempt(name):
-                    save(network_state(env.model), directory / name)
+                    save(env.model.host, directory / name)
         except KeyboardInterrupt:
             writer.close()
             finished = sum(row.episode == env.episode for row in read_rows(directory, EpochRow))

@@ -1,34 +1,28 @@
 """Run directory of a training by ``esper.grow``: one file of rows per epoch, and a checkpoint.
 
 The checkpoint is that of the last written epoch: a killed training continues after that epoch, and rows
-written after the checkpoint are removed. The checkpoint file begins with the SHA-256 of its content.
+written after the checkpoint are removed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from esper.files.atomic_write import SaveError, write_durably
+from esper.files.atomic_write import SaveError
 from esper.files.row_files import RowMark
 from esper.karn.run import open_run
-from esper.kasmina.network_file import encoded
 from esper.kasmina.transaction import uninterrupted
 from esper.leyline import EsperError, EventSink, RunDirectoryError
 from esper.nissa.writer import RunWriter
+from esper.run.checkpoint_file import CHECKPOINT, read_checkpoint, write_checkpoint
 from esper.run.provenance import changed_settings, run_row
 from esper.run.row_sink import RowSink
 
 if TYPE_CHECKING:
     from esper.kasmina.network import MorphogeneticModel
-
-CHECKPOINT: Final = "checkpoint.pt"
 
 
 class GrowDirectory(AbstractContextManager["GrowDirectory"]):
@@ -45,8 +39,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
 
     def __init__(self, path: Path, *, resume: bool) -> None:
         self.path = path
-        found = path / CHECKPOINT
-        if resume and not found.is_file():
+        if resume and not (path / CHECKPOINT).is_file():
             raise RunDirectoryError(
                 f"'{path}' holds no {CHECKPOINT} to resume from; remove what is there and leave resume out"
             )
@@ -54,7 +47,7 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
             raise RunDirectoryError(
                 f"'{path}' exists and is not overwritten; pass resume=True or another out="
             )
-        self._checkpoint = _read(found) if resume else None
+        self._checkpoint = read_checkpoint(path) if resume else None
         self.unsaved: str | None = None
         """Error message if a file of the run could not be written by the end of the training."""
         self._opened = ExitStack()
@@ -138,26 +131,4 @@ class GrowDirectory(AbstractContextManager["GrowDirectory"]):
     def save(self, state: Mapping[str, Any]) -> None:
         """Write the checkpoint of the epoch whose rows were written last."""
         with self._writer.attempt("checkpoint"), self._writer.checkpoint() as mark:
-            content = encoded({**state, "rows": tuple(mark)})
-            write_durably(self.path / CHECKPOINT, _digest(content) + content)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint file.
-
-    Raises:
-        RunDirectoryError: The file is damaged.
-    """
-    content = path.read_bytes()
-    begin = len(_digest(b""))
-    if content[:begin] != _digest(content[begin:]):
-        raise RunDirectoryError(
-            f"'{path}' is damaged or was not written by this version of esper, so the run cannot be resumed;"
-            " its rows are still readable, and another out= begins a new run"
-        )
-    state: dict[str, Any] = torch.load(io.BytesIO(content[begin:]), weights_only=True)
-    return state
-
-
-def _digest(content: bytes) -> bytes:
-    return hashlib.sha256(content).digest()
+            write_checkpoint(self.path, {**state, "rows": tuple(mark)})

@@ -12,9 +12,10 @@ from esper.karn.run import read_rows
 from esper.leyline import RunDirectoryError, RunRow
 from esper.nissa.iteration_journal import IterationJournal
 from esper.nissa.writer import RunWriter
+from esper.run.checkpoint_file import write_checkpoint
 from esper.run.factories import describe_run, one_thread, preset_of
 from esper.run.row_sink import RowSink
-from esper.run.train_checkpoint import CONFIG_FILE, load_latest, save_state
+from esper.run.train_checkpoint import CONFIG_FILE, load_checkpoint
 from esper.simic.agent.ppo import PolicyDivergedError
 from esper.simic.config import TrainingConfig
 from esper.simic.training import exchange
@@ -50,7 +51,7 @@ class _Results:
     def save_checkpoint(self) -> None:
         remedy = f": make room, then go on with esper train --resume {self._directory}"
         with self._writer.attempt("checkpoint", remedy), self._writer.checkpoint() as mark:
-            save_state(self._trainer, self._directory, mark)
+            write_checkpoint(self._directory, {**self._trainer.state(), "rows": tuple(mark)})
 
 
 def task_of(config: TrainingConfig) -> TaskSpec:
@@ -88,7 +89,7 @@ def train(
         refresh: Function that is called after rows were written.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or does not match the run to resume.
+        RunDirectoryError: The checkpoint is damaged, or does not match the run to resume.
         FinishedRunError: The run to resume has no iterations left.
         PolicyDivergedError: The policy diverged; a checkpoint was saved before the error was raised.
         SaveError: The training is over, but rows, checkpoint or best policy could not be written.
@@ -96,7 +97,7 @@ def train(
     with one_thread():
         journal = IterationJournal(directory, config.detail)
         trainer = Trainer(task_of(config), config, journal)
-        mark = load_latest(trainer, config, directory) if resume else None
+        mark = load_checkpoint(trainer, config, directory) if resume else None
         # Before rank 0 writes, all ranks must have the same number of finished iterations.
         _refuse(exchange.unlike_first(trainer.iteration), directory)
         if exchange.rank() != 0:

@@ -1,55 +1,30 @@
-"""Checkpoints of a policy training: a process killed at any time leaves a complete checkpoint.
+"""Resuming a policy training: its configuration, and the checks and the loading of its checkpoint."""
 
-Folders ``DIR/checkpoints/iteration-N`` are checkpoints; the file ``DIR/checkpoints/latest`` has the name of
-the current one, and is replaced after a new checkpoint is complete. The seal of a checkpoint has the digests
-of its files; a checkpoint that does not match its seal is refused.
-"""
-
-import re
-import shutil
 from pathlib import Path
 from typing import Final
 
-from esper.files.atomic_write import write_durably
+import msgspec
+
 from esper.files.row_files import TELEMETRY, RowMark, check_layout, row_files
 from esper.karn.run import read_rows
 from esper.leyline import EsperError, RunDirectoryError, RunRow, UpdateRow
+from esper.run.checkpoint_file import CHECKPOINT, read_checkpoint
 from esper.run.provenance import changed_settings
 from esper.run.run_config import checked, read_settings
 from esper.simic.config import TrainingConfig
-from esper.simic.training.trainer import OPTIMISER_FILE, PROGRESS_FILE, Trainer
-from esper.tamiyo.policy import checkpoint
-from esper.tamiyo.policy.checkpoint import CheckpointError
+from esper.simic.training.trainer import Trainer, TrainState
 
-CONFIG_FILE = "config.json"
-CHECKPOINTS = "checkpoints"
-POINTER = "latest"
-STATE_NAME: Final = re.compile(r"iteration-[0-9]{5,}(-again)?")
-STATE_FILES: Final = (checkpoint.POLICY_FILE, checkpoint.SHAPE_FILE, OPTIMISER_FILE, PROGRESS_FILE)
+CONFIG_FILE: Final = "config.json"
+OLD_FOLDER: Final = "checkpoints"
+"""Folder in which earlier versions of Esper stored checkpoints."""
 
 
 class FinishedRunError(EsperError):
     """Error: the run to resume has completed all its iterations."""
 
 
-def save_state(trainer: Trainer, directory: Path, mark: RowMark) -> None:
-    """Write a new checkpoint, then make it the current checkpoint, then delete the old one."""
-    folder = directory / CHECKPOINTS
-    name = f"iteration-{trainer.iteration:05d}"
-    if (folder / POINTER).exists() and (folder / POINTER).read_text() == name:
-        # A run that stops before it completes another iteration saves a second checkpoint with the same
-        # iteration number.
-        name += "-again"
-    trainer.save(folder / name, mark)
-    checkpoint.seal(folder / name, STATE_FILES)
-    write_durably(folder / POINTER, name.encode())
-    for old in folder.glob("iteration-*"):
-        if old.name != name:
-            shutil.rmtree(old, ignore_errors=True)
-
-
-def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> RowMark:
-    """Load the current checkpoint into ``trainer``, and return the position of the row writer at that
+def load_checkpoint(trainer: Trainer, config: TrainingConfig, directory: Path) -> RowMark:
+    """Load the checkpoint of a run into ``trainer``, and return the position of the row writer at that
     checkpoint.
 
     A run that was killed before its first checkpoint is resumed from the beginning.
@@ -60,7 +35,7 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
         directory: Run directory of the training.
 
     Raises:
-        CheckpointError: The checkpoint is damaged, or does not match the configuration or the rows of the
+        RunDirectoryError: The checkpoint is damaged, or does not match the configuration or the rows of the
             run.
         FinishedRunError: The run has no iterations left.
     """
@@ -68,37 +43,27 @@ def load_latest(trainer: Trainer, config: TrainingConfig, directory: Path) -> Ro
         before = checked(TrainingConfig, row.config).model_dump()
         changed = changed_settings(before, config.model_dump()).items()
         if different := [f"{name} was {old}, is {new}" for name, (old, new) in changed]:
-            raise CheckpointError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
-    state = _latest_state(directory / CHECKPOINTS)
-    if state is None:
+            raise RunDirectoryError(f"'{directory / CONFIG_FILE}' was changed: {'; '.join(different)}")
+    path = directory / CHECKPOINT
+    if not path.exists():
+        if (directory / OLD_FOLDER).exists():
+            raise RunDirectoryError(
+                f"'{directory / OLD_FOLDER}' was written by an earlier version of esper; resume with that one"
+            )
         return RowMark(0, 0.0)
-    checkpoint.check_seal(state, STATE_FILES)
     try:
-        mark = trainer.load(state)
+        state = msgspec.convert(read_checkpoint(directory), TrainState)
+        if different := list(changed_settings(state.settings, trainer.settings)):
+            raise RunDirectoryError(f"'{path}' belongs to another run; different: {', '.join(different)}")
+        trainer.load(state)
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"the checkpoint in '{state}' does not fit its run: {reason}") from None
-    if state.name.removesuffix("-again") != f"iteration-{trainer.iteration:05d}":
-        raise CheckpointError(f"'{state}' holds the state of iteration {trainer.iteration}, unlike its name")
+        raise RunDirectoryError(f"the checkpoint '{path}' does not fit its run: {reason}") from None
     if trainer.is_over:
         done = f"has finished its {config.iterations} iterations; there is nothing to resume"
         raise FinishedRunError(f"the run in '{directory}' {done}")
-    _check_telemetry(mark, directory)
-    return mark
-
-
-def _latest_state(folder: Path) -> Path | None:
-    """Return the folder of the current checkpoint; if the file ``latest`` is missing, that of the newest
-    complete checkpoint, or None.
-    """
-    pointer = folder / POINTER
-    if not pointer.exists():
-        complete = [path.parent for path in folder.glob(f"iteration-*/{checkpoint.SEAL_FILE}")]
-        return max(complete, key=lambda state: state.name, default=None)
-    name = checkpoint.read_bytes(pointer).decode(errors="replace").strip()
-    if not STATE_NAME.fullmatch(name):
-        raise CheckpointError(f"'{pointer}' must name a state such as iteration-00005; found {name[:80]!r}")
-    return folder / name
+    _check_telemetry(state.rows, directory)
+    return state.rows
 
 
 def _check_telemetry(mark: RowMark, directory: Path) -> None:
@@ -108,13 +73,13 @@ def _check_telemetry(mark: RowMark, directory: Path) -> None:
     found = row_files(directory / TELEMETRY)
     iterations = [row.iteration for row in read_rows(directory, UpdateRow)]
     if found.last < mark.iteration or (mark.iteration > 0 and mark.iteration not in iterations):
-        raise CheckpointError(
+        raise RunDirectoryError(
             f"'{directory / TELEMETRY}' lost rows since the checkpoint, which counts on those of iteration"
             f" {mark.iteration}"
         )
     for span in found.spans:
         if span.first <= mark.iteration < span.last:
-            raise CheckpointError(f"'{span.path}' is newer than the checkpoint; Parquet cannot be cut")
+            raise RunDirectoryError(f"'{span.path}' is newer than the checkpoint; Parquet cannot be cut")
 
 
 def config_of_run(directory: Path) -> TrainingConfig:

@@ -18,7 +18,7 @@ from esper.karn.statistics import estimate, paired_difference
 from esper.leyline import notify, printable
 from esper.run.run_config import RunConfig, Settings, checked, run_config
 from esper.scripts.flags import parse_words, say_where
-from esper.simic.config import MOST, MOST_SLOTS, Flops, Hardware, TaskName, TrainingConfig
+from esper.simic.config import MOST, MOST_SLOTS, EpisodeSettings, TrainingConfig
 from esper.simic.rewards.families import rent_potential
 from esper.study.processes import in_processes
 
@@ -30,27 +30,17 @@ Reports = list[list["EpisodeReport"]]
 """Episode reports of one arm, indexed ``[rng seed][episode]``."""
 
 
-class EvaluationConfig(Settings, Hardware):
+class EvaluationConfig(Settings, EpisodeSettings):
     """Compare a trained policy (argmax actions) with heuristic, random and off, on the test split with paired
     rng seeds.
 
     Task, slots, steps and rent default to those of the policy's training.
     """
 
-    data: Path | None = None
-    """File of the task text_scaling, or folder of the task image_scaling."""
-    task: TaskName = "digits_impaired"
-    """Task: a preset, or package.module:function that returns a task."""
     slots: int | None = Field(None, ge=1, le=MOST_SLOTS)
     """Number of blocks of the host, each with one slot."""
-    steps: int | None = Field(None, ge=1, le=MOST)
-    """Host epochs per episode."""
-    budget: Flops | None = None
-    """FLOPs of an episode, such as 0.5T."""
     rent: float = Field(TrainingConfig.model_fields["rent"].default, ge=0, allow_inf_nan=False)
     """Cost of 1,000 grown parameters, as a fraction of 100 points of score."""
-    auto_forward: bool = True
-    """Seeds change stage automatically; otherwise the op ADVANCE is needed."""
     episodes: int = Field(20, ge=2, le=MOST)
     """Number of rng seeds per controller."""
     episodes_each: int = Field(1, ge=1, le=MOST)
@@ -89,9 +79,14 @@ def _resolve(checkpoint: Path, given: Mapping[str, Any]) -> tuple[EvaluationConf
     from esper.tamiyo.policy.features import check_capacity
 
     policy, trained = load_policy(checkpoint), read_training(checkpoint)
-    config = checked(EvaluationConfig, {**(asdict(trained) if trained else {}), **given})
-    length = {"steps": config.steps} if config.budget is None else {"budget": config.budget}
-    shared: dict[str, object] = {"data": config.data, "task": config.task, **length, "amp": config.amp}
+    defaults = asdict(trained) if trained else {}
+    if "steps" in given:
+        defaults["budget"] = None
+    elif "budget" in given or defaults.get("budget") is not None:
+        defaults["steps"] = None  # Also a training with a budget has a number of steps.
+    config = checked(EvaluationConfig, {**defaults, **given})
+    shared: dict[str, object] = {"task": config.task, "steps": config.steps, "budget": config.budget}
+    shared |= {"data": config.data, "amp": config.amp}
     shared |= {"auto_forward": config.auto_forward, "slots": (str(config.slots),) if config.slots else ()}
     task = build_task(run_config(**shared))
     check_capacity(task.num_slots, policy.num_slots)

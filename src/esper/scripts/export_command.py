@@ -91,26 +91,23 @@ def make_exporter(run: Run, config: ExportConfig) -> TensorBoardExporter | Track
 def looks(run: Run, *, follow: bool) -> Iterator[tuple[State, list[Row]]]:
     """Yield the state of a run with its new rows: once, or with ``follow`` repeatedly until the run has
     ended."""
-    last: dict[type[Row], Row] = {}
+    known: dict[type[Row], list[Row]] = {}
     while True:
         # The state of the run is read before its rows, because a run that has ended has written all its rows.
         state = run.state
-        yield state, [row for row_type in exported_types(run.row) for row in new_rows(run, row_type, last)]
+        yield state, [row for row_type in exported_types(run.row) for row in new_rows(run, row_type, known)]
         if state != "running" or not follow:
             return
         time.sleep(POLL_SECONDS)
 
 
-def new_rows(run: Run, row_type: type[Row], lasts: dict[type[Row], Row]) -> list[Row]:
-    """Return the rows of one type that were written since the last call; ``lasts`` keeps the last row of each
-    type."""
-    last = lasts.get(row_type)
-    since = ("t >= ?", [last.t]) if last is not None else (None, [])
-    rows = sorted(run.rows(row_type, *since), key=lambda row: row.t)
-    if last is not None and rows[:1] != [last]:
+def new_rows(run: Run, row_type: type[Row], known: dict[type[Row], list[Row]]) -> list[Row]:
+    """Return the rows of one type that were written since the last call; ``known`` keeps all earlier rows."""
+    before, rows = known.get(row_type, []), sorted(run.rows(row_type), key=lambda row: row.t)
+    if rows[: len(before)] != before:
         raise ExportError(
             "the run was resumed from an earlier point, so that part of what was exported is no longer"
             " true; export it again to a new directory"
         )
-    lasts |= {row_type: rows[-1]} if rows else {}
-    return rows if last is None else rows[1:]
+    known[row_type] = rows
+    return rows[len(before) :]

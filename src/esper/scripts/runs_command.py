@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from esper.karn import runs
-from esper.leyline import EsperError, printable
+from esper.leyline import printable
 from esper.run.run_config import Settings
 from esper.scripts.flags import parse_words
 
@@ -20,8 +20,6 @@ class RunsConfig(Settings):
 def runs_command(args: Sequence[str]) -> None:
     words, config = parse_words(RunsConfig, "esper runs [DIR]", args)
     folder = Path(*words or ["runs"])
-    if words and not folder.is_dir():
-        raise EsperError(f"there is no folder '{folder}'")
     paths = list(runs.find_runs(folder))
     found = map(runs.listed, paths)
     if config.as_json:

@@ -67,12 +67,13 @@ def train_command(
 
 def interrupted(directory: Path) -> InterruptedRunError:
     """Return the error after Ctrl-C, which names what can be resumed."""
-    from esper.run.train_checkpoint import CHECKPOINTS, CONFIG_FILE, POINTER
+    from esper.run.checkpoint_file import CHECKPOINT
+    from esper.run.train_checkpoint import CONFIG_FILE
 
     if not (directory / CONFIG_FILE).exists():
         return InterruptedRunError("interrupted before anything was saved; run the same command again")
     start = "from the beginning, as there is no checkpoint yet,"
-    if (directory / CHECKPOINTS / POINTER).exists():
+    if (directory / CHECKPOINT).exists():
         start = "from the last checkpoint"
     return InterruptedRunError(f"interrupted; go on {start} with esper train --resume {directory}")
 

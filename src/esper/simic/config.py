@@ -11,15 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core.core_schema import ValidationInfo
 
 from esper.leyline import NUM_HEADS, Detail, EsperError
 from esper.leyline.thresholds import DEFAULT_TARGET_KL

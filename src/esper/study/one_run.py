@@ -3,7 +3,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import msgspec
 from esper.kasmina.compute import ComputeLedger
 from esper.leyline import Controller, DivergedError, EsperError
 from esper.run.factories import one_thread
-from esper.study.study_config import StudyConfig, controller_of, sizes_of, space_of
+from esper.study.study_config import StudyConfig, controller_of, space_of
 from esper.tamiyo.policy.checkpoint import load_policy
 from esper.tamiyo.policy.controller import PolicyController
 from esper.tamiyo.schedule import Schedule, parse_plan
@@ -39,9 +39,7 @@ class StudyRun(msgspec.Struct, frozen=True):
     task: str
     what: str
     factors: tuple[float, ...]
-    """Factors that multiply the learning rate of the task: one factor per network size in a sweep, otherwise
-    a single factor.
-    """
+    """Factor that multiplies the learning rate of the task, as a tuple."""
     rng_seed: int
 
 
@@ -63,6 +61,8 @@ class MarkResult(msgspec.Struct, frozen=True):
     minibatch: int
     """FLOPs of the last training minibatch before the mark."""
     cut_short: bool
+    seconds: float | None = None
+    """CPU seconds of the run up to the mark; None if they were not measured."""
 
     @property
     def charged(self) -> int:
@@ -111,10 +111,7 @@ def check_spent(run: StudyRun, answer: MarkResult) -> None:
 def _answers(task: TaskSpec, run: StudyRun, config: StudyConfig) -> Iterable[MarkResult]:
     kind, _, argument = run.what.partition(":")
     episode = partial(branches, rng_seed=run.rng_seed, marks=config.marks)
-    rates = [_with_rate(task, factor) for factor in run.factors]
-    task = rates[0]
-    if kind == "sweep":
-        return _sweep(rates, episode)
+    task = _with_rate(task, *run.factors)
     if kind == "static":
         found = episode(task.with_trunk(int(argument)), None)
     elif kind == "whole":
@@ -134,7 +131,7 @@ def _plant(seeds: str, env: MorphEnv) -> None:
 
 
 def _answer(branch: Branch) -> MarkResult:
-    mark, env, report = branch
+    mark, env, report, seconds = branch
     if not math.isfinite(report.test_loss):
         raise DivergedError(f"the test loss is {report.test_loss}")
     return MarkResult(
@@ -148,29 +145,8 @@ def _answer(branch: Branch) -> MarkResult:
         due=env.host.budget or 0,
         minibatch=env.host.minibatch_flops,
         cut_short=report.cut_short,
+        seconds=seconds,
     )
-
-
-def _sweep(
-    rates: Sequence[TaskSpec], episode: Callable[[TaskSpec, None], Iterator[Branch]]
-) -> Iterator[MarkResult]:
-    """Train all static network sizes with equal shares of the compute; yield at every mark of the budget the
-    result of the size with the least validation loss.
-    """
-    sizes = sizes_of(rates[0])
-    shares = [replace(task, budget=(task.budget or 0) // len(sizes)) for task in rates]
-    tasks = [task.with_trunk(size) for task, size in zip(shares, sizes, strict=True)]
-    tried = [list(map(_answer, episode(task, None))) for task in tasks]
-    return map(best_of, zip(*tried, strict=True))
-
-
-def best_of(answers: Sequence[MarkResult]) -> MarkResult:
-    """Return the result with the least validation loss, charged with the compute of all results."""
-    best = min(answers, key=lambda answer: answer.val_loss)
-    spent = {name: sum(answer.flops[name] for answer in answers) for name in best.flops}
-    sums = {name: sum(getattr(answer, name) for answer in answers) for name in ("due", "minibatch")}
-    cut_short = any(answer.cut_short for answer in answers)
-    return msgspec.structs.replace(best, flops=spent, cut_short=cut_short, **sums)
 
 
 def _shuffled(task: TaskSpec, folder: Path, rng_seed: int, rng_seeds: range) -> Controller:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from esper.kasmina.optimizer_groups import DECAY_SHARE
 from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
 from esper.run.run_config import ConfigError, Settings
 from esper.simic.config import MOST, MOST_SLOTS, Flops, TaskName
@@ -18,7 +20,11 @@ from esper.tolaria.env import MorphEnv
 from esper.tolaria.seeding import SELECTION_SEEDS, TEST_SEEDS
 from esper.tolaria.tasks import TaskSpec, task_named
 
+CLOCK: Final = "clock:"
+COMPUTED: Final = ("halving", "extrapolated")
+"""Kinds of arms that are computed from the runs of static arms."""
 _ARGUMENTS: Final = {
+    "clock": "the factor of the compute from one growth to the next, such as clock:1.8",
     "periodic": "a plan, such as periodic:stack@r0c0:12",
     "ppo": "the folder of a policy, such as ppo:runs/mine/best",
     "shuffled": "the folder of a policy, such as shuffled:runs/mine/best",
@@ -28,8 +34,8 @@ _ARGUMENTS: Final = {
 error message.
 """
 LONGEST_NAME: Final = 80
-_NOT_GROWN: Final = ("static", "static_final", "sweep")
-KINDS: Final = ("static", "static_final", "sweep", "schedule", "shuffled", *CONTROLLERS)
+_NOT_GROWN: Final = ("static", "static_final", *COMPUTED)
+KINDS: Final = ("static", "static_final", *COMPUTED, "clock", "schedule", "shuffled", *CONTROLLERS)
 
 
 def parse_arm(text: str) -> tuple[str, str]:
@@ -108,9 +114,7 @@ class StudyConfig(Settings):
     first_rng_seed: int = Field(TEST_SEEDS.start, ge=0, lt=2**62)
     """First of the rng seeds that are reported."""
     selection_rng_seeds: int = Field(2, ge=0, le=MOST)
-    """Number of rng seeds for choosing network sizes and learning rates; with 0, results are compared with
-    the fixed size that is best in hindsight.
-    """
+    """Number of rng seeds for choosing learning rates and plans; with 0, nothing may be chosen."""
     learning_rate_factors: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(
         (0.5, 1.0, 2.0), min_length=1
     )
@@ -190,6 +194,28 @@ def sizes_of(task: TaskSpec) -> range:
     return range(0) if trunk is None or others else range(trunk, trunk + task.num_slots + 1)
 
 
+def clock_plan(task: TaskSpec, text: str) -> str:
+    """Return the plan of the arm ``text``, such as ``clock:1.8``: it copies a block whenever the compute has
+    grown by this factor, starting from 1/32 of the budget (so the first copy is at 1.8/32 of it).
+
+    Raises:
+        EsperError: The factor is no number above 1, or the first copy would come in the decay phase.
+    """
+    factor = 0.0
+    with suppress(ValueError):
+        factor = float(text.removeprefix(CLOCK))
+    last, steps = (1.0 - DECAY_SHARE) * task.horizon, list[int]()
+    at = MARKS[0] * factor * task.horizon
+    while factor > 1.0 and at < last and len(steps) < task.num_slots:
+        steps.append(max(round(at), steps[-1] + 1 if steps else 1))
+        at *= factor
+    if not steps:
+        most = last / task.horizon / MARKS[0]
+        raise EsperError(f"'{text}' never grows; give a factor above 1 and below {most:g}")
+    slots = zip(task.slot_config.slot_ids, steps, strict=False)
+    return ",".join(f"stack@{slot}:{step}" for slot, step in slots)
+
+
 def controller_of(text: str, space: ActionSpace, rng_seed: int) -> Controller:
     """Return a controller from the text of an arm, such as ``counting`` or ``ppo:FOLDER``."""
     kind, _, argument = text.partition(":")
@@ -249,7 +275,7 @@ def space_of(task: TaskSpec, rng_seed: int = SELECTION_SEEDS.start) -> ActionSpa
 def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: str) -> None:
     kind, argument = parse_arm(text)
     sizes = sizes_of(task)
-    if kind in ("static", "sweep") and not sizes:
+    if kind in ("static", "clock", *COMPUTED) and not sizes:
         raise EsperError(
             f"task '{task.name}' has no static sizes, since its slots do not stand in series behind a trunk;"
             f" leave out '{text}', or choose another task"
@@ -261,8 +287,10 @@ def _check_arm(config: StudyConfig, task: TaskSpec, space: ActionSpace, text: st
         )
     if kind == "static":
         space_of(task.with_trunk(int(argument or sizes[-1])))
-    if kind == "sweep":
-        space_of(replace(task, budget=(task.budget or 0) // len(sizes)).with_trunk(sizes[-1]))
+    if kind in COMPUTED and sum(own[0].startswith("static:") for own in arms_of(config, task).values()) < 2:
+        raise EsperError(f"the arm '{kind}' chooses among fixed sizes; add the arm static, or two static:N")
+    if kind == "clock":
+        clock_plan(task, text)
     if kind == "static_final":
         grown = {name: m for name, m in config.arms.items() if parse_arm(m[0])[0] not in _NOT_GROWN}
         if argument not in grown:

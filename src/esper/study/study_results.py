@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Final
@@ -25,7 +26,7 @@ RESULT_FILES: Final = (TABLE_FILE, PAGE_FILE, ROWS_FILE)
 _COLUMNS: Final = """
     task VARCHAR, arm VARCHAR, training INTEGER, rng_seed BIGINT, mark DOUBLE, val_loss DOUBLE,
     test_loss DOUBLE, test_score DOUBLE, params BIGINT, seeds VARCHAR, flops MAP(VARCHAR, BIGINT),
-    charged BIGINT, cut_short BOOLEAN
+    charged BIGINT, cut_short BOOLEAN, seconds DOUBLE
 """
 
 
@@ -36,23 +37,20 @@ def numbers_of(config: StudyConfig, task: str, found: TaskResults) -> StudyNumbe
     ends = [answers[-1] for arm in found.arms.values() for training in arm for answers in training]
     dues = [answer.due for answer in ends if answer is not None]
     return StudyNumbers(
-        task=task,
+        task=f"{task} (held out)" if config.task(task).held_out else task,
         budget=round(fmean(dues)) if dues else config.task(task).budget or 0,
         marks=config.marks,
         rng_seeds=config.evaluation,
         arms=[_arm_numbers(name, found) for name in found.arms],
         control=config.control or next(iter(found.arms)),
-        reference=found.reference,
+        reference={name: _values_of("test_loss", own) for name, own in found.reference.items()},
     )
 
 
 def _arm_numbers(name: str, found: TaskResults) -> ArmNumbers:
     answers = np.array(found.arms[name], dtype=object)
-
-    def values(field: str) -> FloatArray:
-        read = np.vectorize(lambda one: np.nan if one is None else getattr(one, field), otypes=[float])
-        return np.asarray(read(answers))
-
+    values = partial(_values_of, answers=answers)
+    grown = np.vectorize(lambda one: one is not None and bool(one.seeds), otypes=[bool])(answers)
     ends: list[MarkResult] = [answer for answer in answers[..., -1].flat if answer is not None]
     flops = {name: _mean([answer.flops[name] for answer in ends]) for name in ComputeLedger().flops()}
     return ArmNumbers(
@@ -61,9 +59,22 @@ def _arm_numbers(name: str, found: TaskResults) -> ArmNumbers:
         losses=values("test_loss"),
         scores=values("test_score")[..., -1],
         params=values("params").mean(axis=(0, 1)),
+        seconds=values("seconds").mean(axis=(0, 1)),
+        grown=grown.all(axis=(0, 1)),
+        is_plan=name in found.plans,
         flops={"charged": _mean([answer.charged for answer in ends]), **flops},
         note=", ".join(_notes(name, found)),
     )
+
+
+def _values_of(field: str, answers: object) -> FloatArray:
+    """Return a field of results as an array of the same shape; NaN where it is unknown."""
+
+    def value(one: MarkResult | None) -> float:
+        found = None if one is None else getattr(one, field)
+        return math.nan if found is None else float(found)
+
+    return np.asarray(np.vectorize(value, otypes=[float])(np.array(answers, dtype=object)))
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -80,7 +91,7 @@ def _notes(name: str, found: TaskResults) -> Iterator[str]:
         yield f"plan {found.plans[name]}"
     ends = [answers[-1] for training in found.arms[name] for answers in training]
     for count, what in (
-        (sum(one is None for one in ends), "diverged"),
+        (sum(one is None for one in ends), "diverged" if found.factors[name] else "without a result"),
         (sum(one is not None and one.cut_short for one in ends), "ended early after rollbacks"),
     ):
         if count:

@@ -10,7 +10,7 @@ _NAMES = {
     "policy.controller": "PolicyController",
     "race_controller": "RaceController",
     "saturation_controller": "SaturationController",
-    "schedule": "Plan Rotation Schedule ScheduleEntry SeedChoice parse_plan",
+    "schedule": "Plan Rotation Schedule ScheduleEntry SeedChoice parse_plan planned_blueprints",
     "tracker": "SignalTracker",
 }
 """Public names of this package by the module that defines them; a module is imported on first use."""

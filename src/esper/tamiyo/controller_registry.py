@@ -1,14 +1,18 @@
-"""Table of controllers by name, for ``esper run``, studies and growth inside a user's training loop."""
+"""Table of controllers by name, for ``esper run``, studies and growth inside a user's training loop; and the
+log of decisions from which the state of a controller can be rebuilt."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from esper import tamiyo
-from esper.leyline import ActionSpace, Controller, EsperError, UnknownNameError
+from esper.leyline import ActionSpace, EsperError, UnknownNameError
+from esper.leyline.factored_actions import IntArray
+from esper.leyline.signals import Controller, EnvFacts, EpochFacts, RaceResult
+from esper.leyline.slot_table import SlotTable
 
 KEEP: Final = "keep:"
 """Text in front of a plan that makes every seed permanent, whatever it contributes."""
@@ -96,7 +100,7 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
         return make_controller(wanted, space, ControllerSettings(epochs=epochs))
     if isinstance(wanted, Path) or (isinstance(wanted, str) and Path(wanted).is_dir()):
         return make_controller("ppo", space, ControllerSettings(checkpoint=Path(wanted)))
-    if isinstance(wanted, str) and ("@" in wanted or ":" in wanted):
+    if _is_plan(wanted):
         return _planned(wanted, space, epochs)
     if callable(wanted):
         return controller_from(wanted(space), space, epochs)
@@ -106,6 +110,19 @@ def controller_from(wanted: Any, space: ActionSpace, epochs: int | None = None) 
         " 'conv_light@layer2:4', the folder of a trained policy, an object with reset and decide (or a"
         " function from an action space to one), or None"
     )
+
+
+def blueprints_of(wanted: Any) -> set[str] | None:
+    """Return the names of the blueprints that a controller may plant, if its description, the argument
+    ``wanted`` of ``controller_from``, states them; else None."""
+    if wanted is None:
+        return set()
+    return tamiyo.planned_blueprints(wanted.removeprefix(KEEP)) if _is_plan(wanted) else None
+
+
+def _is_plan(wanted: Any) -> bool:
+    is_name = isinstance(wanted, str) and wanted not in CONTROLLERS and not Path(wanted).is_dir()
+    return is_name and ("@" in wanted or ":" in wanted)
 
 
 def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:
@@ -122,3 +139,47 @@ def _planned(text: str, space: ActionSpace, epochs: int | None) -> Controller:
             " the seed; plan an earlier epoch, or train for more"
         )
     return tamiyo.PeriodicController(space, plan, keeps_all=text.startswith(KEEP))
+
+
+# --- log of decisions ---------------------------------------------------------------------------------------
+
+
+class ControllerLog:
+    """Log of everything that a controller has decided on; the state of a controller itself is not saved.
+
+    Args:
+        controller: Controller of one network.
+    """
+
+    def __init__(self, controller: Controller) -> None:
+        self._controller = controller
+        self.name = controller.name
+        self._decided = 0
+        """Number of epochs that the controller has decided on since its last reset."""
+        self.entries: list[dict[str, Any]] = []
+        """Facts and slot table of every epoch that the controller has decided on, as plain values."""
+
+    def decide(self, facts: EnvFacts, table: SlotTable) -> IntArray:
+        """Return the actions of the controller, and add its inputs to the log."""
+        self.entries.append({"facts": asdict(facts), "table": table.plain()})
+        return self._decide(facts, table)
+
+    def _decide(self, facts: EnvFacts, table: SlotTable) -> IntArray:
+        self._decided += 1
+        return self._controller.decide(EpochFacts.stack([facts]), table).actions
+
+    def load(self, entries: list[dict[str, Any]]) -> None:
+        """Replace the log, and rebuild the state of the controller."""
+        self.entries[:] = entries
+        self._decided = -1
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Reset the controller and let it decide on all epochs of the log again, if it decided on others."""
+        if self._decided != len(self.entries):
+            self._controller.reset(0)
+            self._decided = 0
+            for entry in self.entries:
+                race = RaceResult.from_plain(entry["facts"]["race"])
+                facts = EnvFacts(**{**entry["facts"], "race": race})
+                self._decide(facts, SlotTable.from_plain(entry["table"]))

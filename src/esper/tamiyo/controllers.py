@@ -18,9 +18,8 @@ from esper.leyline.factored_actions import (
     LifecycleOp,
     head_sizes,
 )
-from esper.leyline.protocols import Decisions
 from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.leyline.signals import EpochFacts
+from esper.leyline.signals import Decisions, EpochFacts
 from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.leyline.stream_seeds import derive_seed

@@ -19,9 +19,8 @@ from esper.leyline.factored_actions import (
     LifecycleOp,
     Tempo,
 )
-from esper.leyline.protocols import Decisions
 from esper.leyline.rules import ActionSpace, LifecycleRules
-from esper.leyline.signals import EpochFacts, TrainingSignals
+from esper.leyline.signals import Decisions, EpochFacts, TrainingSignals
 from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.leyline.stages import Stage
 from esper.leyline.thresholds import CONFIDENCE_Z

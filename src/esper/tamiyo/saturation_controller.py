@@ -11,9 +11,8 @@ from typing import Final
 import numpy as np
 
 from esper.leyline.factored_actions import Head, IntArray, LifecycleOp
-from esper.leyline.protocols import Decisions
 from esper.leyline.rules import ActionSpace
-from esper.leyline.signals import EpochFacts
+from esper.leyline.signals import Decisions, EpochFacts
 from esper.leyline.slot_table import SlotTable, legal_slots_by_op
 from esper.tamiyo.controllers import planting, wait_everywhere
 from esper.tamiyo.heuristic import HeuristicSettings, default_rotation, keep_or_remove

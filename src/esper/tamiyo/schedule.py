@@ -108,6 +108,13 @@ def parse_plan(text: str, space: ActionSpace) -> Plan:
     return Schedule(tuple(_parse_entry(part, space) for part in _parts(text)))
 
 
+def planned_blueprints(text: str) -> set[str] | None:
+    """Return the names of the blueprints in the text of a plan; None if it plants all of the host in turn."""
+    _, _, rotation = text.strip().removeprefix("every:").partition(":")
+    names = rotation if text.strip().startswith("every:") else text
+    return {part.partition("@")[0].split("/")[0].strip() for part in names.split(",")} if names else None
+
+
 def _parts(text: str) -> Iterator[str]:
     for part in text.split(","):
         if not part.strip():

@@ -7,6 +7,7 @@ unchanged. The compute of the copies is not charged to the run: a network that i
 the compute of that mark.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
@@ -17,7 +18,10 @@ from esper.leyline import CANONICAL_ACTION, Controller, EpochFacts, EsperError
 from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.tasks.spec import TaskSpec
 
-MARKS: Final = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+MARKS: Final = tuple(steps / 32 for steps in (1, 2, 3, 4, 6, 8, 11, 16, 23, 32))
+"""Marks from 1/32 to 1 that differ by factors of the square root of two from 3/32 on, as near as whole steps
+allow.
+"""
 
 
 class Branch(NamedTuple):
@@ -26,6 +30,8 @@ class Branch(NamedTuple):
     mark: float
     env: MorphEnv
     report: EpisodeReport
+    seconds: float
+    """CPU seconds of this process for the steps of the run up to the mark, with their validations."""
 
 
 def branches(
@@ -53,13 +59,16 @@ def branches(
     prepare(env)
     if controller is not None:
         controller.reset(0)
+    spent = 0.0
     for step, mark in steps.items():
+        began = time.process_time()
         while env.epoch < step and not env.ended:
             waiting = np.array([CANONICAL_ACTION])
             actions = waiting if controller is None else controller.decide(facts, env.table).actions
             facts = EpochFacts.stack([env.step(actions[0])])
+        spent += time.process_time() - began
         is_end = env.ended and mark == max(marks)
-        yield Branch(mark, env, env.finish()) if is_end else _finish(env, mark, rng_seed)
+        yield Branch(mark, env, env.finish(), spent) if is_end else _finish(env, mark, rng_seed, spent)
 
 
 def branching_steps(task: TaskSpec, marks: Sequence[float]) -> dict[int, float]:
@@ -86,9 +95,10 @@ def _branching_step(task: TaskSpec, mark: float) -> int:
     return round(step)
 
 
-def _finish(run: MorphEnv, mark: float, rng_seed: int) -> Branch:
+def _finish(run: MorphEnv, mark: float, rng_seed: int, spent: float) -> Branch:
     """Copy ``run`` and continue the copy without growth to the compute mark ``mark``."""
     branch = MorphEnv(run.task.until(mark), rng_seed=rng_seed)
     branch.reset()
     branch.load_state(run.state())
-    return Branch(mark, branch, branch.run_out())
+    began = time.process_time()
+    return Branch(mark, branch, branch.run_out(), spent + time.process_time() - began)

@@ -40,7 +40,7 @@ from esper.leyline.factored_actions import (
     canonicalise,
     check_actions,
 )
-from esper.leyline.protocols import EventSink, Reward
+from esper.leyline.signals import EventSink, Reward
 from esper.tolaria.devices import DEFAULT_COMPUTE, Compute, WorkQueue, run_together
 from esper.tolaria.host_training import HostTraining, train_together
 from esper.tolaria.minibatch import EpochTraining, record_gradients

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from esper.kasmina import lifecycle
 from esper.leyline import BLEND_IDS, Stage
-from esper.leyline.protocols import Controller
+from esper.leyline.signals import Controller
 from esper.tolaria.env import EpisodeReport, MorphEnv
 from esper.tolaria.vector import SerialVector
 

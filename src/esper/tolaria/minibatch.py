@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina.device_work import DeviceWork
-from esper.kasmina.health import gradient_summary, statistics_from, tensor_norms
-from esper.kasmina.incubation import Loss, shadow_loss
+from esper.kasmina.incubation import Loss, gradient_summary, shadow_loss, statistics_from, tensor_norms
 from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.recovery import Recovery
 from esper.leyline import GradientStatistics, SlotTable

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.leyline import NUM_BLUEPRINTS, NUM_OPS, BlueprintAction, Head, LifecycleOp, Stage, derive_seed
-from esper.leyline.protocols import PolicyOutput
+from esper.leyline.signals import PolicyOutput
 from esper.simic.training.policy_env import PolicyStep
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import BASE_SIZE, SLOT_SIZE, Observation

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from esper.leyline import SlotTable
-from esper.leyline.protocols import Controller, Decisions
+from esper.leyline.signals import Controller, Decisions
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
 from esper.tamiyo.policy.controller import PolicyController
 from tests.leyline.building import assert_legal, facts_of, random_table, space_of

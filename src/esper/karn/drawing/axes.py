@@ -12,6 +12,8 @@ LEFT: Final = 62.0
 """X coordinate of the left end of the horizontal axis in most charts."""
 TOP: Final = 14.0
 """Y coordinate of the upper end of the topmost vertical axis in a chart."""
+_NAME_LOOKS: Final = {"twin": "dim halo", "thin faint": "dim halo", "line": "strong halo"}
+"""CSS classes of the text that names a line of a chart, by the appearance of the line."""
 _TINY: Final = 1e-300
 """Axis ranges smaller than ``_TINY`` count as empty, because the step between ticks would underflow to 0."""
 
@@ -126,6 +128,17 @@ def value_axis(scale: AxisScale, y: float, name: str, labels: Mapping[float, str
         svg.line(scale.start, y, scale.stop, y, "axis"),
         *(svg.text(scale(at), y + svg.LINE + 2, text, "dim", "middle") for at, text in labels.items()),
         svg.text(scale.stop, y + 2 * svg.LINE + 4, name, "dim", "end"),
+    )
+
+
+def line_names(ends: Sequence[tuple[float, float, str, str]]) -> Markup:
+    """Draw the names of lines at their ends, without overlaps; an end is (x, y, name, look of the line)."""
+    heights = apart([y for _, y, _, _ in ends])
+    return svg.group(
+        *(
+            svg.text(x, height + 4, name, _NAME_LOOKS.get(look, "halo"))
+            for (x, _, name, look), height in zip(ends, heights, strict=True)
+        )
     )
 
 

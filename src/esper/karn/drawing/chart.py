@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, x_axis, y_axis
+from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, line_names, x_axis, y_axis
 from esper.karn.drawing.picture import Picture
 from esper.karn.drawing.svg import number
 from esper.karn.questions.series import AxisBin, Series, Values
@@ -20,8 +20,6 @@ Segment = tuple[float, float]
 _GAP: Final = 30.0
 """Vertical gap between the panels of a chart."""
 _BOTTOM: Final = 28.0
-_NAME_LOOKS: Final = {"twin": "dim halo", "line": "strong halo"}
-"""CSS classes of the text that names a line of a chart, by the appearance of the line."""
 _FIRST: Final = 4.0
 """Y coordinate of the top of the first strip (row of a chart with its own name and value)."""
 _LETTERS: Final = 18
@@ -134,7 +132,7 @@ def draw_panel(bins: Sequence[AxisBin], panel: Panel, x: AxisScale, y: AxisScale
         svg.line(x.start, y(0), x.stop, y(0), "axis") if panel.zero else "",
         *(_draw_band(at, band, y, index) for index, band in enumerate(panel.bands)),
         *(_draw_line(line, bins, x, y, is_column=bool(panel.parts)) for line in panel.lines),
-        svg.group(*(() if panel.parts else _line_names(panel, min(at[-1], x.stop) + 8, y))),
+        line_names([] if panel.parts else _line_ends(panel, min(at[-1], x.stop) + 8, y)),
         svg.group(*_part_names(panel, x.stop + 10, y)),
     )
 
@@ -146,11 +144,9 @@ def _draw_line(
     points = [
         None if value is None else (end, y(value)) for end, value in zip(ends, line.values, strict=True)
     ]
-    known = [point for point in points if point is not None]
-    if line.look == "dots":
-        return svg.path(svg.dots(known), "dot small")
     if line.look == "steps":
-        return svg.path(svg.steps(x(bins[0].first - 1), known), "line") if known else Markup("")
+        known = [point for point in points if point is not None]
+        return svg.path(svg.steps(x(bins[0].first - 1), known), "line")
     return svg.curve(points, line.look)
 
 
@@ -184,14 +180,14 @@ def _draw_parts(
             yield svg.path(stripes, "hatch", stroke_width=width)
 
 
-def _line_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:
-    """Draw the name of each line of a chart at the right end of the line."""
+def _line_ends(panel: Panel, x: float, y: AxisScale) -> list[tuple[float, float, str, str]]:
+    """Return the right end, the name and the look of each line that has a name."""
     known = [[value for value in line.values if value is not None] for line in panel.lines]
-    ends = [(line, own[-1]) for line, own in zip(panel.lines, known, strict=True) if own and line.label != ""]
-    heights = apart([y(value) for _, value in ends])
-    for (line, value), height in zip(ends, heights, strict=True):
-        name = line.label or f"{line.name} {line.text(value)}"
-        yield svg.text(x, height + 4, name, _NAME_LOOKS.get(line.look, "halo"))
+    return [
+        (x, y(own[-1]), line.label or f"{line.name} {line.text(own[-1])}", line.look)
+        for line, own in zip(panel.lines, known, strict=True)
+        if own and line.label != ""
+    ]
 
 
 def _part_names(panel: Panel, x: float, y: AxisScale) -> Iterator[Markup]:

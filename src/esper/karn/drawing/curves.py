@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 from markupsafe import Markup
 
 from esper.karn.drawing import svg
-from esper.karn.drawing.axes import LEFT, TOP, AxisScale, apart, around, value_axis, y_axis
+from esper.karn.drawing.axes import LEFT, TOP, AxisScale, around, line_names, value_axis, y_axis
 
 FOOT: Final = 46.0
 """Height of the space below a panel of a chart for the tick labels and the name of the axis."""
@@ -16,8 +16,6 @@ _ROOM: Final = 170.0
 _HEIGHT: Final = 300.0
 _LETTERS: Final = 20
 _TICKS: Final = 5
-_NAMES: Final = {"thin faint": "dim halo", "line": "strong halo"}
-"""CSS classes of the text that names a curve, by the appearance of the curve."""
 
 
 class Curve(NamedTuple):
@@ -59,23 +57,19 @@ def curve_panel(
     places = [math.log2(at) for at, _ in known]
     x = AxisScale(min(places), max(places), LEFT, svg.WIDTH - _ROOM)
     y = AxisScale(*around([value for _, value in known], _TICKS), top + height, top)
-    drawn, names = [], []
+    drawn, ends = [], []
     for curve in curves:
         points = [None if math.isnan(value) else (x(math.log2(at)), y(value)) for at, value in curve.points]
         seen = [point for point in points if point is not None]
-        is_dot = curve.look == "dots"
-        drawn.append(svg.path(svg.dots(seen), "dot small") if is_dot else svg.curve(points, curve.look))
+        drawn.append(svg.curve(points, curve.look))
         if curve.name and seen:
-            names.append((curve, (seen[-1][0] if is_dot else x.stop) + 9, seen[-1][1]))
-    heights = apart([place for _, _, place in names])
+            end = seen[-1][0] if curve.look == "dots" else x.stop
+            ends.append((end + 9, seen[-1][1], svg.shorten(curve.name, _LETTERS), curve.look))
     return svg.group(
         y_axis(y, x.start, x.stop, most=_TICKS + 1),
         value_axis(x, top + height, axis, _thinned(x, labels)),
         *drawn,
-        *(
-            svg.text(at, place + 4, svg.shorten(curve.name, _LETTERS), _NAMES.get(curve.look, "halo"))
-            for (curve, at, _), place in zip(names, heights, strict=True)
-        ),
+        line_names(ends),
     )
 
 

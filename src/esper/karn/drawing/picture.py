@@ -79,7 +79,9 @@ def series_table(
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Chart as SVG, and a table and a caption of the same numbers."""
+    """Chart as SVG, with a caption, and a table of the same numbers; the table is empty if the page of the
+    chart has these numbers in another table.
+    """
 
     svg: str
     columns: list[str]

@@ -93,7 +93,11 @@ def polyline(points: Iterable[Point]) -> str:
 
 
 def curve(points: Sequence[Point | None], class_: str) -> Markup:
-    """Draw a line with gaps at unknown points; an isolated point is drawn as a dot."""
+    """Draw a line with gaps at unknown points, and isolated points as dots. With the class "dots" all points
+    are drawn as dots.
+    """
+    if class_ == "dots":
+        return path(dots(point for point in points if point is not None), "dot small")
     parts = [list(part) for is_known, part in groupby(points, lambda point: point is not None) if is_known]
     known = [[point for point in part if point is not None] for part in parts]
     lines = "".join(polyline(part) for part in known if len(part) > 1)

@@ -245,10 +245,11 @@ def arm_names(runs: Sequence[Run]) -> dict[str, Run]:
 def _arm(name: str, row: RunRow, found: Result | None, val_ahead: str, test_ahead: str) -> list[str]:
     origin = f"{name} ({row.controller}, rng seed {notation.written(row.rng_seed)})"
     if found is None:
-        return [origin, "0", *[notation.UNKNOWN] * 6]
+        return [origin, "0", *[notation.UNKNOWN] * 7]
     validation, test = found.metric.estimate(found.validation), SCORE.estimate(found.estimate("test_score"))
-    costs = [notation.count(round(found.mean("params"))), notation.flop(found.flops)]
-    return [origin, notation.count(len(found.rows)), validation, val_ahead, test, test_ahead, *costs]
+    costs = [notation.flop(found.flops), notation.flop(found.mean("flops_per_sample"))]
+    params = notation.count(round(found.mean("params")))
+    return [origin, notation.count(len(found.rows)), validation, val_ahead, test, test_ahead, params, *costs]
 
 
 # --- origin of a run --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from esper.kasmina.blueprints import widen as _widen  # noqa: F401
 from esper.kasmina.blueprints.registry import BlueprintSpec as BlueprintSpec
 from esper.kasmina.blueprints.registry import Mirrored as Mirrored
 from esper.kasmina.blueprints.registry import Topology as Topology
+from esper.kasmina.blueprints.registry import all_blueprints as all_blueprints
 from esper.kasmina.blueprints.registry import blueprint_named as blueprint_named
 from esper.kasmina.blueprints.registry import blueprint_names as blueprint_names
 from esper.kasmina.blueprints.registry import register_blueprint as register_blueprint

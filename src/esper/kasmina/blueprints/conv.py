@@ -1,10 +1,15 @@
-"""Blueprints for feature maps ``[batch, channels, height, width]``.
+"""Blueprints for feature maps ``[batch, channels, height, width]`` and for volumes, with one more spatial
+axis.
+
+Volumes have the blueprints ``norm``, ``conv_small`` and ``conv_light``.
 
 Each delta for feature maps is exactly zero at birth, and every weight receives a gradient in the first
 backward pass. A delta of one linear layer starts with zero weights; a delta of several layers is the sum of
 two branches that cancel (``Mirrored``). No seed ends in a ReLU: at output zero a ReLU passes no gradient, so
 the seed would never learn.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +31,10 @@ class Norm(nn.Module):
     """Seed with delta tanh(s)·(GroupNorm(x) − x); the learned scale s, one per channel, moves features
     towards or away from their normalised values."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, spatial: int = 2) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(1, width, affine=False)
-        self.scale = nn.Parameter(torch.zeros(width, 1, 1))
+        self.scale = nn.Parameter(torch.zeros(width, *[1] * spatial))
 
     def forward(self, h: Tensor) -> Tensor:
         return torch.tanh(self.scale) * (self.norm(h) - h)
@@ -42,8 +47,8 @@ class ConvSmall(Mirrored):
     GELU is used, because the few hidden units of a narrow slot could all start inactive with ReLU.
     """
 
-    def __init__(self, width: int) -> None:
-        super().__init__(nn.Conv2d(width, width, 1), nn.GELU(), nn.Conv2d(width, width, 1))
+    def __init__(self, width: int, conv: type[nn.Conv2d | nn.Conv3d] = nn.Conv2d) -> None:
+        super().__init__(conv(width, width, 1), nn.GELU(), conv(width, width, 1))
 
 
 @register_blueprint("depthwise", topology="feature_map")
@@ -56,13 +61,18 @@ class Depthwise(Mirrored):
 
 @register_blueprint("conv_light", topology="feature_map")
 class ConvLight(nn.Sequential):
-    """Seed of one 3×3 convolution."""
+    """Seed of one 3×3 convolution, in volumes 3×3×3."""
 
-    def __init__(self, width: int) -> None:
-        layer = nn.Conv2d(width, width, 3, padding=1)
+    def __init__(self, width: int, conv: type[nn.Conv2d | nn.Conv3d] = nn.Conv2d) -> None:
+        layer = conv(width, width, 3, padding=1)
         for weight in layer.parameters():
             nn.init.zeros_(weight)
         super().__init__(layer)
+
+
+register_blueprint("norm", topology="volume")(partial(Norm, spatial=3))
+register_blueprint("conv_small", topology="volume")(partial(ConvSmall, conv=nn.Conv3d))
+register_blueprint("conv_light", topology="volume")(partial(ConvLight, conv=nn.Conv3d))
 
 
 @register_blueprint("conv_heavy", topology="feature_map")

@@ -23,10 +23,15 @@ from esper.leyline.factored_actions import (
     BlueprintAction,
 )
 
-Topology = Literal["feature_map", "tokens", "features"]
+Topology = Literal["feature_map", "tokens", "features", "volume"]
 Builder = TypeVar("Builder", bound=Callable[[Any], nn.Module])
 
-_BUILT_IN = {"feature_map": CNN_BLUEPRINTS, "tokens": TRANSFORMER_BLUEPRINTS, "features": FEATURE_BLUEPRINTS}
+_BUILT_IN = {
+    "feature_map": CNN_BLUEPRINTS,
+    "tokens": TRANSFORMER_BLUEPRINTS,
+    "features": FEATURE_BLUEPRINTS,
+    "volume": CNN_BLUEPRINTS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +50,6 @@ class BlueprintSpec:
     """Whether a seed copies a block upstream of the slot; such a seed is not zero at birth."""
     widens: bool = False
     """Whether a seed adds hidden units between two layers of the network."""
-
-    def fits(self, width: int, *, copyable: bool, widenable: bool) -> bool:
-        """Return whether a slot of ``width`` can hold a seed of the blueprint; ``copyable`` states whether
-        the slot has a block to copy, and ``widenable`` whether it has a pair of layers to widen.
-        """
-        has_source = (copyable or not self.copies) and (widenable or not self.widens)
-        return width % self.multiple_of == 0 and has_source
 
 
 _registry: dict[tuple[Topology, int], BlueprintSpec] = {}
@@ -132,6 +130,11 @@ def blueprint_named(name: str, topology: Topology) -> BlueprintSpec:
 def specs_for(topology: Topology) -> list[BlueprintSpec]:
     """Return all blueprints of a topology, sorted by action index."""
     return sorted((s for s in _registry.values() if s.topology == topology), key=lambda spec: spec.index)
+
+
+def all_blueprints() -> list[BlueprintSpec]:
+    """Return the blueprints of all topologies."""
+    return list(_registry.values())
 
 
 def blueprint_names(topologies: Collection[Topology]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from esper.kasmina.blueprints.registry import register_blueprint
 
 
 @register_blueprint("stack", topology="feature_map", copies=True)
+@register_blueprint("stack", topology="volume", copies=True)
 @register_blueprint("stack", topology="tokens", copies=True)
 @register_blueprint("stack", topology="features", copies=True)
 class Stack(nn.Module):

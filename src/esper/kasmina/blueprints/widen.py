@@ -34,11 +34,13 @@ class NewUnits(nn.Module):
 
     Args:
         layers: Layers of the network between which the units are added.
+        count: Number of new units; the share ``SHARE_OF_NEW_UNITS`` of the present units unless given.
     """
 
-    def __init__(self, layers: WidenedLayers) -> None:
+    def __init__(self, layers: WidenedLayers, count: int | None = None) -> None:
         super().__init__()
-        count = max(1, int(SHARE_OF_NEW_UNITS * len(layers.first[0].weight)))
+        if count is None:
+            count = max(1, int(SHARE_OF_NEW_UNITS * len(layers.first[0].weight)))
         self.inner = nn.ModuleList(_incoming(layer, count) for layer in layers.first)
         self.norm = None if layers.norm is None else _normalisation(layers.norm, count)
         self.outer = _outgoing(layers.second, count)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.kasmina.blueprints import Topology
-from esper.kasmina.blueprints.tokens import Heads, causal_attention
+from esper.kasmina.blueprints.tokens import Heads, dense_attention
 from esper.kasmina.host import Host
 from esper.leyline.errors import HostError
 
@@ -34,7 +34,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.heads = Heads(heads, causal_attention)
+        self.heads = Heads(heads, dense_attention)
         self.out = nn.Linear(width, width)
 
     def forward(self, h: Tensor) -> Tensor:

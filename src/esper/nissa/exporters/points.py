@@ -14,17 +14,10 @@ from typing import Any, Final, NamedTuple
 from esper.files.atomic_write import make_folder, save_errors
 from esper.files.row_files import check_outside_runs
 from esper.leyline import EpisodeRow, EpochRow, EsperError, Row, RunRow, UpdateRow
-from esper.leyline.columns import TABLE_OF
+from esper.leyline.columns import LISTS, TABLE_OF
 
 STEP_COLUMNS: Final = {UpdateRow: "iteration", EpisodeRow: "episode", EpochRow: "epoch"}
 """Row types that can be exported, with the column of their step axis."""
-LIST_NAMES: Final = {
-    "op_shares": "ops",
-    "op_counts": "ops",
-    "head_entropy": "heads",
-    "head_grad_norm": "heads",
-}
-"""List columns with numbers, each with the column of the run row that names the entries of the list."""
 _POSITION: Final = {"t", "env", "episode", "attempt", "iteration"}
 _ORIGIN: Final = ("name", "started", "schema_version", "data_hash", "git_revision", "versions", "hardware")
 
@@ -116,7 +109,7 @@ def _episode_of(row: Row) -> tuple[str, ...]:
 
 def _entries(column: str, value: object, run: RunRow) -> dict[tuple[str, ...], object]:
     """Return the value of a column, or the entries of a list or map, by path (column, entry)."""
-    if isinstance(value, list) and column in LIST_NAMES:
+    if isinstance(value, list) and column in LISTS:
         value = _named(column, value, run)
     if isinstance(value, dict):
         return {(column, name): entry for name, entry in value.items()}
@@ -124,10 +117,10 @@ def _entries(column: str, value: object, run: RunRow) -> dict[tuple[str, ...], o
 
 
 def _named(column: str, entries: list[Any], run: RunRow) -> dict[str, Any]:
-    names = getattr(run, LIST_NAMES[column])
+    names = getattr(run, LISTS[column])
     if len(names) != len(entries):
         raise ExportError(
             f"column '{column}' holds {len(entries)} entries where the run names {len(names)}"
-            f" {LIST_NAMES[column]}; its telemetry is damaged"
+            f" {LISTS[column]}; its telemetry is damaged"
         )
     return dict(zip(names, entries, strict=True))

@@ -90,9 +90,8 @@ def _refusal(
     """Return the error message about missing ranks or different settings; empty if all ranks agree."""
     if missing := [str(rank) for rank in range(1, world_size) if rank not in received]:
         return f"rank {', '.join(missing)} of {world_size} did not come within {seconds:g} s; start all again"
-    ours = json.loads(
-        json.dumps(common)
-    )  # JSON turns tuples into lists, so both settings are compared as JSON.
+    # JSON turns tuples into lists, so both settings are compared as JSON.
+    ours = json.loads(json.dumps(common))
     problems = []
     for rank, settings in sorted(received.items()):
         host, theirs = json.loads(settings)

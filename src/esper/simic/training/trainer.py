@@ -9,17 +9,15 @@ policy, optimiser and iteration number.
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Annotated, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.files.atomic_write import write_durably
 from esper.files.row_files import RowMark
-from esper.leyline import NUM_OPS, UNREADABLE, Head, Row, SlotConfig, UpdateRow, known
+from esper.leyline import NUM_OPS, Head, Row, SlotConfig, UpdateRow, known
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.config import TrainingConfig
@@ -28,7 +26,6 @@ from esper.simic.training import exchange
 from esper.simic.training.policy_env import GrowthEnv, RowJournal
 from esper.simic.training.rollout import ActionStreams, collect, evaluate
 from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic
-from esper.tamiyo.policy import checkpoint
 from esper.tamiyo.policy.features import get_feature_size
 from esper.tolaria.devices import Device
 from esper.tolaria.env import EpisodeReport
@@ -40,8 +37,6 @@ SHARD_ENVS: Final = 2
 PHASES: Final = ("rollout", "update", "evaluation")
 NETWORK_SETTINGS: Final = {"hidden_dim", "critic", "conditioned", "hold_heads", "context"}
 """Names of ``TrainingConfig`` settings that are passed to the policy network as arguments of that name."""
-OPTIMISER_FILE: Final = "optimiser.safetensors"
-PROGRESS_FILE: Final = "progress.json"
 
 T = TypeVar("T")
 
@@ -71,16 +66,16 @@ class Iteration(NamedTuple):
     update: UpdateRow
 
 
-class TrainProgress(msgspec.Struct):
-    """Content of the file ``progress.json`` of a checkpoint."""
+class TrainState(msgspec.Struct):
+    """State of a training in a checkpoint."""
 
     iteration: Annotated[int, msgspec.Meta(ge=1)]
     best_return: float | None
     skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0)]
-    task: str
-    horizon: int
-    config: dict[str, object]
-    telemetry: RowMark
+    policy: dict[str, Any]
+    optimiser: dict[str, Any]
+    settings: dict[str, Any]
+    rows: RowMark
     """Position of the row writer at the checkpoint."""
 
 
@@ -190,56 +185,29 @@ class Trainer:
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def save(self, directory: Path, mark: RowMark) -> None:
-        """Write policy, optimiser state and progress into ``directory``.
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the training, which must not change when it is resumed."""
+        return {**self.config.model_dump(mode="json"), "task": self.task.name, "horizon": self.task.horizon}
 
-        Args:
-            directory: Folder of the checkpoint.
-            mark: Position of the row writer at the checkpoint.
-        """
-        checkpoint.save_policy(self.policy, directory)
-        optimiser = checkpoint.save_tensors(_flat_optimiser(self.agent.optimiser))
-        write_durably(directory / OPTIMISER_FILE, optimiser)
-        progress = TrainProgress(
-            iteration=self.iteration,
-            best_return=None if np.isinf(self.best_return) else self.best_return,
-            skipped_in_a_row=self.agent.skipped_in_a_row,
-            telemetry=mark,
-            task=self.task.name,
-            horizon=self.task.horizon,
-            config=self.config.model_dump(mode="json"),
-        )
-        content = msgspec.json.format(msgspec.json.encode(progress), indent=1)
-        write_durably(directory / PROGRESS_FILE, content + b"\n")
+    def state(self) -> dict[str, Any]:
+        """Return the state of a checkpoint as the fields of ``TrainState``, without ``rows``."""
+        return {
+            "iteration": self.iteration,
+            "best_return": None if np.isinf(self.best_return) else self.best_return,
+            "skipped_in_a_row": self.agent.skipped_in_a_row,
+            "policy": self.policy.state_dict(),
+            "optimiser": self.agent.optimiser.state_dict(),
+            "settings": self.settings,
+        }
 
-    def load(self, directory: Path) -> RowMark:
-        """Restore a checkpoint of this run and return the position of the row writer at the checkpoint.
-
-        Raises:
-            CheckpointError: The checkpoint is damaged, or was written with another task or configuration.
-        """
-        progress = _read_progress(directory)
-        ours = {**self.config.model_dump(mode="json"), "task": self.task.name, "horizon": self.task.horizon}
-        theirs = {**progress.config, "task": progress.task, "horizon": progress.horizon}
-        if different := [name for name in ours if ours[name] != theirs.get(name)]:
-            raise checkpoint.CheckpointError(
-                f"the checkpoint in '{directory}' belongs to another run; different: {', '.join(different)}"
-            )
-        self.policy.load_state_dict(checkpoint.load_policy(directory).state_dict())
-        _load_optimiser(self.agent.optimiser, checkpoint.load_tensors(directory / OPTIMISER_FILE))
-        self.iteration = progress.iteration
-        self.best_return = -np.inf if progress.best_return is None else progress.best_return
-        self.agent.skipped_in_a_row = progress.skipped_in_a_row
-        return progress.telemetry
-
-
-def _read_progress(directory: Path) -> TrainProgress:
-    path = directory / PROGRESS_FILE
-    try:
-        return msgspec.json.decode(checkpoint.read_bytes(path), type=TrainProgress)
-    except UNREADABLE as error:
-        reason = f"is damaged or no checkpoint of this version: {error}"
-        raise checkpoint.CheckpointError(f"'{path}' {reason}") from None
+    def load(self, state: TrainState) -> None:
+        """Restore the state of a checkpoint; torch raises an error for the state of another network."""
+        self.policy.load_state_dict(state.policy)
+        self.agent.optimiser.load_state_dict(state.optimiser)
+        self.iteration = state.iteration
+        self.best_return = -np.inf if state.best_return is None else state.best_return
+        self.agent.skipped_in_a_row = state.skipped_in_a_row
 
 
 def _share_out(envs: Sequence[GrowthEnv], run: Callable[[GrowthEnv], T]) -> list[T]:
@@ -263,19 +231,3 @@ def _mean(values: Sequence[float]) -> float | None:
 def _op_shares(actions: Tensor) -> list[float]:
     counts = torch.bincount(actions[..., Head.OP].flatten(), minlength=NUM_OPS)
     return (counts / counts.sum()).tolist()
-
-
-def _flat_optimiser(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the state tensors of the optimiser, with keys ``{parameter number}.{name}``."""
-    state = optimiser.state_dict()["state"]
-    return {f"{index}.{name}": torch.as_tensor(v) for index, s in state.items() for name, v in s.items()}
-
-
-def _load_optimiser(optimiser: torch.optim.Optimizer, flat: dict[str, Tensor]) -> None:
-    whole = optimiser.state_dict()
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in flat.items():
-        index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    whole["state"] = state
-    optimiser.load_state_dict(whole)

@@ -1,13 +1,12 @@
-"""Policy checkpoints: weights as safetensors, description of the policy as JSON.
+"""Policies in files: weights as safetensors, with a description of the policy in the header of the file.
 
-Loading a checkpoint runs no code from its files. The description of a policy includes a SHA-256 digest of its
-other entries and of the weights, since neither safetensors nor JSON detects a flipped bit. A checkpoint of
-several files has a seal, a file with the digest of every other file.
+Loading a policy runs no code from its file. The header has a SHA-256 digest of description and weights, since
+safetensors detects no flipped bit.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +23,6 @@ from esper.tamiyo.networks.factored_lstm import FactoredRecurrentActorCritic, Po
 from esper.tamiyo.policy.features import feature_names
 
 POLICY_FILE = "policy.safetensors"
-SHAPE_FILE = "policy.json"
-SEAL_FILE = "seal.json"
 
 T = TypeVar("T")
 
@@ -58,28 +55,25 @@ class TrainedOn:
 def save_policy(
     policy: FactoredRecurrentActorCritic, directory: Path, trained_on: TrainedOn | None = None
 ) -> None:
-    """Write the weights of a policy, and its description: shape, feature names and training settings.
-
-    An existing policy of the same shape is replaced atomically: while the weights file is replaced, the
-    description has the digests of old and new weights, so that old and new weights can be loaded.
+    """Write a policy: its weights, its shape, the names of its features, and its training settings. An
+    existing policy is replaced atomically.
     """
-    bound = {
+    description = {
         "shape": asdict(policy.shape),
-        "features": list(feature_names(policy.num_slots, policy.shape.context)),
+        "features": feature_names(policy.num_slots, policy.shape.context),
         "trained_on": None if trained_on is None else asdict(trained_on),
     }
-    weights = save_tensors(policy.state_dict())
-    new = _digest_of_policy(bound, weights)
+    write_durably(directory / POLICY_FILE, _encoded(json.dumps(description), policy.state_dict()))
 
-    def describe(*digests: str) -> None:
-        content = json.dumps({**bound, "sha256": digests}, indent=1) + "\n"
-        write_durably(directory / SHAPE_FILE, content.encode())
 
-    old = _digests_in(directory / SHAPE_FILE)
-    if old:
-        describe(*old, new)
-    write_durably(directory / POLICY_FILE, weights)
-    describe(new)
+def _encoded(description: str, weights: Mapping[str, Tensor]) -> bytes:
+    weights = {name: tensor.contiguous() for name, tensor in weights.items()}
+    # One entry: safetensors writes several entries in random order, and equal policies must be equal files.
+    return save(weights, {"policy": f"{_digest(description, weights)} {description}"})
+
+
+def _digest(description: str, weights: dict[str, Tensor]) -> str:
+    return hashlib.sha256(description.encode() + save(weights)).hexdigest()
 
 
 def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
@@ -90,10 +84,9 @@ def load_policy(directory: Path | str) -> FactoredRecurrentActorCritic:
             computes.
     """
     directory = Path(directory)
-    bound, weights = _read_policy(directory)
+    bound, tensors = _read_policy(directory)
     shape = _described(bound.get("shape"), PolicyShape, directory)
     _check_features(_described(bound.get("features"), tuple[str, ...], directory), shape, directory)
-    tensors = load_tensors(directory / POLICY_FILE, weights)
     policy = _build(shape, tensors, directory)
     policy.load_state_dict(tensors)
     return policy
@@ -112,38 +105,25 @@ def _described(value: object, kind: type[T], directory: Path) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {error}") from None
+        raise CheckpointError(f"'{directory / POLICY_FILE}' does not describe a policy: {error}") from None
 
 
-def _read_policy(directory: Path) -> tuple[dict[str, Any], bytes]:
+def _read_policy(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read description and weights of a policy, and check their digest."""
-    bound = read_json(directory / SHAPE_FILE)
-    weights = read_bytes(directory / POLICY_FILE)
-    digests = bound.get("sha256")
-    if not isinstance(digests, list) or _digest_of_policy(bound, weights) not in digests:
-        # If the description has changed, a training replaced the policy between the two reads; read again.
-        if read_json(directory / SHAPE_FILE) != bound:
-            return _read_policy(directory)
-        raise CheckpointError(
-            f"'{directory / POLICY_FILE}' and {SHAPE_FILE} are not as they were written: the digest differs"
-        )
-    return bound, weights
-
-
-def _digest_of_policy(bound: Mapping[str, Any], weights: bytes) -> str:
-    known = [bound.get("shape"), bound.get("features")]
-    if bound.get("trained_on") is not None:  # Older versions of Esper stored no training settings.
-        known.append(bound["trained_on"])
-    description = json.dumps(known, sort_keys=True)
-    return hashlib.sha256(description.encode() + weights).hexdigest()
-
-
-def _digests_in(path: Path) -> list[str]:
-    """Return the digests in a policy's description; none if the description is missing or damaged."""
+    path = directory / POLICY_FILE
+    content = read_bytes(path)
     try:
-        return msgspec.convert(read_json(path).get("sha256", []), list[str])
-    except (CheckpointError, msgspec.ValidationError):
-        return []
+        weights = load(content)
+        # The file begins with the size of its header, which safetensors does not return.
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        digest, _, description = header.get("__metadata__", {}).get("policy", "").partition(" ")
+        if not description:
+            raise ValueError("its header has no description")
+        if _digest(description, weights) != digest:
+            raise ValueError("it is not as it was written, since the digest differs")
+        return dict(json.loads(description)), weights
+    except (SafetensorError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"'{path}' is damaged or no policy of this version: {error}") from None
 
 
 def _build(
@@ -160,7 +140,7 @@ def _build(
             policy = FactoredRecurrentActorCritic(**sizes)
     except (ValueError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError(f"'{directory / SHAPE_FILE}' does not describe a policy: {reason}") from None
+        raise CheckpointError(f"'{directory / POLICY_FILE}' does not describe a policy: {reason}") from None
     expected = policy.state_dict()
     for name in sorted(expected.keys() | tensors.keys()):
         ours, theirs = _in_words(expected.get(name)), _in_words(tensors.get(name))
@@ -191,42 +171,7 @@ def _check_features(names: tuple[str, ...], shape: PolicyShape, directory: Path)
         )
 
 
-# --- seals of folders -----------------------------------------------------------------------------
-
-
-def seal(directory: Path, names: Sequence[str]) -> None:
-    """Write the SHA-256 of each file into a seal file, which marks the checkpoint as complete."""
-    digests = {name: _digest_of_file(directory / name) for name in names}
-    write_durably(directory / SEAL_FILE, (json.dumps(digests, indent=1) + "\n").encode())
-
-
-def check_seal(directory: Path, names: Sequence[str]) -> None:
-    """Raise ``CheckpointError`` for the first file whose SHA-256 differs from that in the seal file."""
-    digests = read_json(directory / SEAL_FILE)
-    if digests.keys() != set(names):
-        raise CheckpointError(f"'{directory / SEAL_FILE}' is damaged: it must name {', '.join(names)}")
-    for name in names:
-        if _digest_of_file(directory / name) != digests[name]:
-            raise CheckpointError(f"'{directory / name}' is not as it was written: its digest differs")
-
-
-def _digest_of_file(path: Path) -> str:
-    return hashlib.sha256(read_bytes(path)).hexdigest()
-
-
-# --- tensors and JSON ---------------------------------------------------------------------------------
-
-
-def save_tensors(tensors: Mapping[str, Tensor]) -> bytes:
-    return save({name: tensor.contiguous() for name, tensor in tensors.items()})
-
-
-def load_tensors(path: Path, content: bytes | None = None) -> dict[str, Tensor]:
-    """Return the tensors of a safetensors file; ``content`` are the bytes of the file, if read already."""
-    try:
-        return load(read_bytes(path) if content is None else content)
-    except (SafetensorError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"'{path}' is damaged or no checkpoint: {error}") from None
+# --- files --------------------------------------------------------------------------------------------
 
 
 def read_json(path: Path) -> dict[str, Any]:

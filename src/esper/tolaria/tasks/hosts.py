@@ -4,21 +4,22 @@ Each host is a stem, residual blocks of one width, slots in series, and a head, 
 one more block.
 """
 
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.kasmina.blueprints import Topology
-from esper.kasmina.blueprints.tokens import HEADS, Heads
+from esper.kasmina.blueprints.tokens import HEADS, Heads, dense_attention
 from esper.kasmina.host import Host
 from esper.kasmina.hosts.transformer import Block
-from esper.leyline.errors import HostError
 
 PATCH = 7
 """Side length in pixels of a patch, which is one token of a ViT."""
+
+
+Parts = tuple[Sequence[nn.Module], Callable[[], nn.Module], Sequence[nn.Module]]
+"""Layers of the stem, a function that builds a block, and the layers of the head."""
 
 
 class SeriesHost(Host):
@@ -29,56 +30,52 @@ class SeriesHost(Host):
     ) -> None:
         super().__init__()
         self.spec = {"width": width, "blocks": blocks, "slots": slots}
-        if min(self.spec.values()) < 1:
-            raise HostError(
-                f"a host needs positive width, blocks and slots; found {width}, {blocks}, {slots}"
-            )
         self.spec |= {"input_shape": input_shape, "classes": classes}
-        stem, block, head = self._parts(width, input_shape, classes)
-        between = [nn.Identity() for _ in range(slots - 1)]
+        stem, block, head = self.parts(width, input_shape, classes)
         trunk = nn.Sequential(*stem, *(block() for _ in range(blocks)))
+        between = [nn.Identity() for _ in range(slots - 1)]
         self.segments = nn.ModuleList([trunk, *between, nn.Sequential(*head)])
         with torch.no_grad():
-            sample = self.sample_input(1)
-            self.feature_shapes = (tuple(trunk(sample).shape[1:]),) * slots
+            self.feature_shapes = (tuple(trunk(self.sample_input(1)).shape[1:]),) * slots
 
-    def _parts(
-        self, width: int, input_shape: tuple[int, ...], classes: int
-    ) -> tuple[list[nn.Module], Callable[[], nn.Module], list[nn.Module]]:
-        """Return the layers of the stem, the function that builds a block, and the layers of the head."""
+    def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
+        """Return new parts of a host of the given width."""
         raise NotImplementedError
 
     def sample_input(self, batch: int) -> Tensor:
-        return torch.linspace(-1.0, 1.0, steps=batch * _size(self.spec["input_shape"])).view(
-            batch, *self.spec["input_shape"]
-        )
+        shape = (batch, *self.spec["input_shape"])
+        return torch.linspace(-1.0, 1.0, math.prod(shape)).view(shape)
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    return int(torch.Size(shape).numel())
-
-
-class MLPBlock(nn.Module):
-    """Residual block h + f(h); f is LayerNorm, linear layer, ReLU and linear layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        layers = (nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-        self.change = nn.Sequential(*layers)
+class ResidualLayers(nn.Sequential):
+    """Residual block h + f(h), with the layers of f in sequence."""
 
     def forward(self, h: Tensor) -> Tensor:
-        return h + self.change(h)
+        change = h
+        for layer in self:
+            change = layer(change)
+        return h + change
 
 
 class MLPHost(SeriesHost):
     """Residual MLP for samples of numbers; ``classes`` is the number of its outputs."""
 
-    topology: Topology = "features"
-    block_kind = MLPBlock
+    topology = "features"
+    block_kind = ResidualLayers
 
-    def _parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Any:
-        head = [nn.LayerNorm(width), nn.Linear(width, classes)]
-        return [nn.Linear(*input_shape, width)], lambda: MLPBlock(width), head
+    def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
+        (inputs,) = input_shape
+
+        def block() -> nn.Module:
+            layers = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+            return ResidualLayers(nn.LayerNorm(width), *layers)
+
+        head = _head(width, classes)  # The order in which layers are built sets their initial weights.
+        return [nn.Linear(inputs, width)], block, head
+
+
+def _head(width: int, outputs: int) -> list[nn.Module]:
+    return [nn.LayerNorm(width), nn.Linear(width, outputs)]
 
 
 class Patches(nn.Module):
@@ -87,10 +84,6 @@ class Patches(nn.Module):
     def __init__(self, width: int, input_shape: tuple[int, ...]) -> None:
         super().__init__()
         channels, height, side = input_shape
-        if height % PATCH or side % PATCH:
-            raise HostError(
-                f"a ViT needs images whose sides are multiples of {PATCH}; found {height} × {side}"
-            )
         self.project = nn.Conv2d(channels, width, PATCH, stride=PATCH)
         self.position = nn.Parameter(0.02 * torch.randn(height // PATCH * (side // PATCH), width))
 
@@ -103,52 +96,47 @@ class ViTBlock(Block):
 
     def __init__(self, width: int) -> None:
         super().__init__(width, HEADS, 4 * width, 0.0)
-        self.attention.heads = Heads(HEADS, F.scaled_dot_product_attention)
+        self.attention.heads = Heads(HEADS, dense_attention, is_causal=False)
 
 
-class MeanHead(nn.Module):
-    """Classifier head: LayerNorm, mean over the tokens, linear layer."""
-
-    def __init__(self, width: int, classes: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.linear = nn.Linear(width, classes)
+class MeanToken(nn.Module):
+    """Mean over the tokens."""
 
     def forward(self, h: Tensor) -> Tensor:
-        return self.linear(self.norm(h).mean(dim=1))
+        return h.mean(dim=1)
 
 
 class ViTHost(SeriesHost):
     """Small vision transformer with patches of 7×7 pixels and four attention heads."""
 
-    topology: Topology = "tokens"
-    block_kind = ViTBlock
+    topology = "tokens"
+    block_kind, is_causal = ViTBlock, False
 
-    def _parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Any:
-        return [Patches(width, input_shape)], lambda: ViTBlock(width), [MeanHead(width, classes)]
+    def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
+        stem = [Patches(width, input_shape)]
+        norm, linear = _head(width, classes)
+        return stem, lambda: ViTBlock(width), [norm, MeanToken(), linear]
 
 
-class GRUBlock(nn.Module):
-    """Residual block h + GRU(LayerNorm(h))."""
+class GRUOutputs(nn.GRU):
+    """GRU that returns only the outputs of its steps."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.gru = nn.GRU(width, width, batch_first=True)
-
-    def forward(self, h: Tensor) -> Tensor:
-        return h + self.gru(self.norm(h))[0]
+    def forward(self, h: Tensor) -> Tensor:  # type: ignore[override]  # the state is always new
+        outputs: Tensor = super().forward(h)[0]
+        return outputs
 
 
 class GRUHost(SeriesHost):
     """Recurrent language model of residual GRU layers; the outputs are logits of the next token."""
 
-    topology: Topology = "tokens"
-    block_kind = GRUBlock
+    topology = "tokens"
+    block_kind = ResidualLayers
 
-    def _parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Any:
-        stem = [nn.Embedding(classes, width)]
-        return stem, lambda: GRUBlock(width), [nn.LayerNorm(width), nn.Linear(width, classes)]
+    def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
+        def block() -> nn.Module:
+            return ResidualLayers(nn.LayerNorm(width), GRUOutputs(width, width, batch_first=True))
+
+        return [nn.Embedding(classes, width)], block, _head(width, classes)
 
     def sample_input(self, batch: int) -> Tensor:
         (context,) = self.spec["input_shape"]

@@ -176,8 +176,8 @@ CIFAR_IMPAIRED = replace(
 
 # --- scaling tasks ----------------------------------------------------------------------------------
 
-GLYPH_SHARES: Final = (0.76, 0.04)
-"""Shares of the letters that are for training and for validation; the others are for the test."""
+GLYPH_ENDS: Final = (0.76, 0.80)
+"""Shares of the letters at which the training split and the validation split end."""
 
 
 @cache
@@ -193,41 +193,43 @@ def glyphs(generator: Generator) -> Splits:
     data = packaged("glyphs")
     images, labels = data["images"][:, None], data["labels"].long()
     letters, letter = data["groups"].int().unique(return_inverse=True)
-    place = torch.empty(len(letters))
-    place[torch.randperm(len(letters), generator=generator)] = torch.linspace(0, 1, len(letters))
-    first, second = GLYPH_SHARES[0], sum(GLYPH_SHARES)
-    own = place[letter]
-    parts = [(own <= first), (own > first) & (own <= second), (own > second)]
-    index = [part.nonzero()[:, 0] for part in parts]
-    index = [rows[torch.randperm(len(rows), generator=generator)] for rows in index]
+    place = torch.randperm(len(letters), generator=generator)[letter] / len(letters)
+    part = torch.bucketize(place, torch.tensor(GLYPH_ENDS))
+    order = torch.randperm(len(labels), generator=generator)
+    index = [order[part[order] == number] for number in range(3)]
     scale = Scale.of(images[index[0]])
     train, validation, test = (Samples(images, labels, rows, scale) for rows in index)
     return Splits(train, validation, GuardedTest(test))
 
 
-def _split(source: Callable[[], LabelledImages], generator: Generator) -> Splits:
-    """Return random splits of images: a 32nd for validation, and a quarter for the test."""
-    images, labels = source()
-    parts = {"validation": len(labels) // 32, "test": len(labels) // 4}
-    return split_images(images, labels, **parts, generator=generator)
+def _scaling(
+    name: str, summary: str, source: Callable[[], LabelledImages], shape: tuple[int, ...], budget: int
+) -> TaskSpec:
+    """Return the scaling task of images, of which a 32nd is for validation and a quarter for the test."""
 
+    def load(generator: Generator) -> Splits:
+        images, labels = source()
+        count = len(labels)
+        return split_images(images, labels, validation=count // 32, test=count // 4, generator=generator)
 
-def _clothes_scaling(side: int, budget: int) -> TaskSpec:
-    source = cache(partial(clothes, side))
     return replace(
         FASHION_SCALING,
-        name=f"clothes{side}_scaling",
-        summary=f"16,000 clothes at {side}×{side}, a residual host of one block that may become six",
-        input_shape=(1, side, side),
-        load=partial(_split, source),
+        name=name,
+        summary=f"{summary}, a residual host of one block that may become six",
+        input_shape=shape,
+        load=load,
         digest=lambda: digest_of(*source()),
         instances=InstanceDistribution(widths=((16,) * 5,), learning_rates=(2e-3,), trunks=(1,)),
         budget=budget,
     )
 
 
-CLOTHES14_SCALING = _clothes_scaling(14, 400 * 10**9)
-CLOTHES28_SCALING = _clothes_scaling(28, 300 * 10**9)
+CLOTHES14_SCALING = _scaling(
+    "clothes14_scaling", "16,000 clothes at 14×14", partial(clothes, 14), (1, 14, 14), 400 * 10**9
+)
+CLOTHES28_SCALING = _scaling(
+    "clothes28_scaling", "16,000 clothes at 28×28", partial(clothes, 28), (1, 28, 28), 600 * 10**9
+)
 VIT_SCALING = replace(
     CLOTHES28_SCALING,
     name="vit_scaling",
@@ -253,22 +255,14 @@ def image_scaling(folder: Path | None) -> TaskSpec:
 
     The folder has one folder of images per class, or such folders below ``train`` and ``test``.
     """
-    where = find_data("images", "put one folder of images per class there") if folder is None else folder
+    where = folder or find_data("images", "put one folder of images per class there")
     names = {path.name for path in list_folder(where, "a folder with one folder of images per class")}
     if {"train", "test"} <= names:
-        parts = _read_folders(where)
-        found = LabelledImages(*map(torch.cat, zip(*parts, strict=True)))
+        found = LabelledImages(*map(torch.cat, zip(*_read_folders(where), strict=True)))
     else:
         found, _ = read_image_folder(where)
     classes = int(found.labels.max()) + 1
     if classes < 2:
         raise DataError(f"'{where}' has images of one class; put one folder for each of two or more there")
-    return replace(
-        CLOTHES14_SCALING,
-        name="image_scaling",
-        summary=f"{len(found.labels):,} images of {classes} classes, a residual host of one block",
-        input_shape=tuple(found.images.shape[1:]),
-        classes=classes,
-        load=partial(_split, lambda: found),
-        digest=lambda: digest_of(*found),
-    )
+    summary, shape = f"{len(found.labels):,} images of {classes} classes", tuple(found.images.shape[1:])
+    return replace(_scaling("image_scaling", summary, lambda: found, shape, 400 * 10**9), classes=classes)

@@ -275,23 +275,20 @@ class TaskSpec:
         Example:
             >>> task_named("pycode_scaling").with_instance(width=48, learning_rate=2e-3, data_share=0.25)
         """
-        given = {"width": width, "learning_rate": learning_rate, "batch_size": batch_size}
+        given: dict[str, Any] = {"width": width, "learning_rate": learning_rate, "batch_size": batch_size}
         given |= {"data_share": data_share, "budget": budget}
-        for name, value in given.items():
-            if value is not None and (not value > 0 or (name == "data_share" and value > 1)):
+        known = {name: value for name, value in given.items() if value is not None}
+        for name, value in known.items():
+            if not value > 0 or (name == "data_share" and value > 1):
                 raise HostError(
                     f"{name} of an instance of '{self.name}' is {value}; give a positive number, and at most"
                     " 1 as data_share"
                 )
-        changes: dict[str, Any] = {
-            "widths": width and ((width,) * self.num_slots,),
-            "learning_rates": learning_rate and (learning_rate,),
-            "batch_sizes": batch_size and (batch_size,),
-            "data_shares": data_share and (data_share,),
-        }
-        changes = {name: values for name, values in changes.items() if values is not None}
-        instances = replace(self.instances, **changes)
-        return replace(self, instances=instances, budget=self.budget if budget is None else budget)
+        budget = known.pop("budget", self.budget)
+        values: dict[str, Any] = {f"{name}s": (value,) for name, value in known.items()}
+        if width is not None:
+            values["widths"] = ((width,) * self.num_slots,)
+        return replace(self, instances=replace(self.instances, **values), budget=budget)
 
     def build_host(self, instance: Instance) -> nn.Module:
         """Return the host of ``instance``, with initial weights from torch's global generator."""

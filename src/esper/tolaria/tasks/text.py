@@ -102,35 +102,29 @@ def _ascii_source() -> bytes:
     return _ascii(_library_source())
 
 
-def _files_of_torch(*folders: str, ending: str) -> Iterator[tuple[Path, bytes]]:
-    """Yield the files of some folders of torch by their sorted names, with their content."""
+def _files_of_torch(*patterns: str) -> Iterator[bytes]:
+    """Yield the content of the files of the package torch that match the globs, sorted by path."""
     root = Path(torch.__file__).parent
-    found = sorted(path for folder in folders for path in (root / folder).rglob(f"*.{ending}"))
-    if not found:
-        raise DataError(
-            f"torch is installed without the files *.{ending} of {', '.join(folders)}; install the package"
-            " from PyPI"
-        )
-    return ((path, bytes(read_bytes(path, f"a file *.{ending} of torch"))) for path in found)
+    for path in sorted(path for pattern in patterns for path in root.glob(pattern)):
+        yield bytes(read_bytes(path, "a file of the package torch"))
 
 
 @cache
 def _documentation() -> bytes:
     """Return the topics of Python's ``help`` and the docstrings of ``torch.nn``, in ASCII."""
-    tree = ast.parse(bytes(read_bytes(_source_of("pydoc_data.topics"), "the help of Python")))
-    parts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    for _, content in _files_of_torch("nn", ending="py"):
+    topics = ast.parse(bytes(read_bytes(_source_of("pydoc_data.topics"), "the help of Python")))
+    parts = [node.value for node in ast.walk(topics) if isinstance(node, ast.Constant)]
+    for content in _files_of_torch("nn/**/*.py"):
+        nodes = ast.walk(ast.parse(content))
         kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
-        nodes = (node for node in ast.walk(ast.parse(content)) if isinstance(node, kinds))
-        parts += [ast.get_docstring(node) for node in nodes]
+        parts += [ast.get_docstring(node) for node in nodes if isinstance(node, kinds)]
     return _ascii("\n\n".join(part for part in parts if isinstance(part, str)).encode())
 
 
 @cache
 def _headers() -> bytes:
     """Return the C++ headers of ATen's core and of c10, in ASCII."""
-    folders = ("include/ATen/core", "include/c10")
-    return _ascii(b"".join(content for _, content in _files_of_torch(*folders, ending="h")))
+    return _ascii(b"".join(_files_of_torch("include/ATen/core/**/*.h", "include/c10/**/*.h")))
 
 
 _read_text = cache(read_text)
@@ -206,7 +200,7 @@ GRU_SCALING = replace(
     load=_loader(_documentation),
     instances=InstanceDistribution(widths=((32,) * 3,), learning_rates=(4e-3,), trunks=(1,)),
     host="gru",
-    budget=120 * 10**9,
+    budget=160 * 10**9,
 )
 
 
