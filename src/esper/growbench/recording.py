@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from esper.growbench.instances import DECISION_POINTS, OPERATOR, RNG_SEEDS, GrowthInstance, Plan, plans_of
 from esper.growbench.store import (
+    PER_FILE,
     PlanRow,
     RecordingError,
     StepRow,
@@ -147,12 +148,10 @@ def record(
         for recorded in set(found["bits"]):
             _check_bits(recorded)
         done = set(zip(found["instance"].tolist(), found["rng_seed"].tolist(), strict=True))
-    jobs = [
-        (drawn, rng_seed, plans(drawn.instance))
-        for drawn in instances
-        for rng_seed in RNG_SEEDS
-        if (drawn.instance, rng_seed) not in done
-    ]
+    cells = [(drawn, rng_seed) for drawn in instances for rng_seed in RNG_SEEDS]
+    # The first rng seed of all instances of a file comes first, so that a short recording has all families.
+    cells.sort(key=lambda cell: (cell[0].instance // PER_FILE, cell[1]))
+    jobs = [(*cell, plans(cell[0].instance)) for cell in cells if (cell[0].instance, cell[1]) not in done]
     until = time.monotonic() + 3600 * hours
     for cell in in_processes(_tried, jobs, processes):
         if isinstance(cell, str):
