@@ -1,4 +1,4 @@
-"""Evaluate a rule of one's own on recorded decisions of growth, with one family of networks left out at a time.
+"""Evaluate a rule of one's own on recorded decisions of growth, with one family of networks left out.
 
 The packaged recording is replayed, so nothing is trained and the example takes seconds.
 """
@@ -9,7 +9,7 @@ from esper.growbench import FEATURES, evaluate, load
 
 
 class WaitForNoise:
-    """Insert a block when the gain of a doubling falls below a multiple of the noise of the validation loss."""
+    """Insert a block when a doubling of the compute gains less than a multiple of the validation noise."""
 
     def fit(self, cells):
         noise = np.concatenate([c.observations[:, FEATURES.index("val_noise")] for c in cells])

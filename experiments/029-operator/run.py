@@ -134,7 +134,6 @@ def episodes(task: TaskSpec, rng_seed: int, stage: str) -> Iterator[dict[str, An
 
 
 def main() -> None:
-    one_thread()
     rng_seeds = RNG_SEEDS[: int(sys.argv[1])] if len(sys.argv) > 1 else RNG_SEEDS
     tasks = {"core": families(), "deeper": families(blocks=2), "extra": families()}
     rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
@@ -163,4 +162,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_thread():
+        main()

@@ -86,7 +86,7 @@ class Regression(Plan):
 
 
 def gains(cell: Cell) -> dict[int, float]:
-    """Return, for every node with two recorded actions, the best loss after waiting minus that after growing."""
+    """Return the best log loss after waiting minus that after growing, by node with both actions recorded."""
     losses = dict(zip(cell.plans, cell.losses, strict=True))
     found = {}
     for (prefix, at), node in cell.nodes.items():
@@ -129,8 +129,9 @@ def main() -> None:
     families = list(dict.fromkeys(cell.first.family for cell in cells))
     instances = {cell.first.instance: cell.first.family for cell in cells}
     lines = [
-        f"Preliminary: {len(instances)} instances of {len(families)} families, {len(cells)} cells. Regret to the best"
-        " recorded plan of the cell in percent of the test loss, mean over instances with 95 % intervals;"
+        f"Preliminary: {len(instances)} instances of {len(families)} families, {len(cells)} cells. Regret to"
+        " the best recorded plan of the cell in percent of the test loss, mean over instances with 95 %"
+        " intervals;"
         " controllers are fitted without the family on which they are evaluated.",
         "",
         "| controller | regret % | " + " | ".join(families) + " | decisions not recorded |",

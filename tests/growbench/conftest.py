@@ -7,7 +7,7 @@ import pytest
 from esper.growbench.instances import GrowthInstance, Plan
 from esper.growbench.recording import record
 
-PLANS: list[Plan] = [(), (2,), (2, 5), (5,), (14,)]
+PLANS: list[Plan] = [(), (0,), (0, 2), (2,), (2, 5), (5,), (14,)]
 SMALL = [
     GrowthInstance(0, "one", "teacher_scaling", 8, 6e-3, 64, 0.1, 5 * 10**6),
     GrowthInstance(1, "two", "diamonds_scaling", 8, 6e-3, 64, 0.3, 8 * 10**6),

@@ -42,10 +42,12 @@ def test_every_recorded_plan_is_replayed_with_its_regret(recording: Path) -> Non
 def test_plan_that_was_not_recorded_is_refused_with_the_nearest_one(recording: Path) -> None:
     env = GrowBenchEnv(recording)
     _, info = env.reset(options={"cell": 0})
+    assert list(info["action_mask"]) == [1, 1]
+    for _ in range(2):
+        _, _, _, _, info = env.step(0)
     assert list(info["action_mask"]) == [1, 0]
-    with pytest.raises(
-        RecordingError, match=r"plan \(0,\) was not recorded .* nearest recorded plan is \(2,\)"
-    ):
+    nearest = r"plan \(3,\) was not recorded .* nearest recorded plan is \(2,\)"
+    with pytest.raises(RecordingError, match=nearest):
         env.step(1)
     with pytest.raises(InvalidActionError, match="neither 0"):
         env.step(2)
@@ -54,16 +56,10 @@ def test_plan_that_was_not_recorded_is_refused_with_the_nearest_one(recording: P
     assert not env.action_masks()[1]
 
 
-def test_environment_is_accepted_by_the_checker_of_gymnasium(recording: Path) -> None:
+def test_checker_of_gymnasium_accepts_the_environment(recording: Path) -> None:
     env = gymnasium.make("esper/GrowBench-v0", folder=recording)
     plain = env.unwrapped
     assert isinstance(plain, GrowBenchEnv)
-    # The checker takes random actions, so it needs a recording in which the first ones were recorded.
-    for masks in plain._masks:
-        masks[0] = 1
-    for _, children, _ in plain._trees:
-        children[0] = [children[0][0]] * 2
-        children[1] = [children[1][0]] * 2
     check_env(plain, skip_render_check=True)
 
 
@@ -134,6 +130,12 @@ def test_decision_that_was_not_recorded_is_counted_and_replaced(recording: Path)
 
     cells = load(recording)
     found = evaluate(cells, Always)
-    expected = {n: np.mean([c.regret((2, 5)) for c in cells if c.first.instance == n]) for n in (0, 1)}
+    expected = {n: np.mean([c.regret((0, 2)) for c in cells if c.first.instance == n]) for n in (0, 1)}
     assert found.by_instance == pytest.approx(expected)
     assert found.refused == pytest.approx(0.8)
+
+
+def test_cells_of_one_family_cannot_be_evaluated(recording: Path) -> None:
+    cells = [cell for cell in load(recording) if cell.first.family == "one"]
+    with pytest.raises(RecordingError, match="cells are of 1 families; a controller needs at least 2"):
+        evaluate(cells, Recorder)

@@ -9,6 +9,7 @@ import numpy as np
 
 from esper.growbench.instances import Plan
 from esper.growbench.replay import UNRECORDED, Cell, Features
+from esper.growbench.store import RecordingError
 from esper.karn.statistics import Estimate, estimate
 
 
@@ -43,10 +44,16 @@ def evaluate(cells: Sequence[Cell], make: Callable[[], RecordedController]) -> E
     Args:
         cells: Cells of a recording.
         make: Function that returns a new controller.
+
+    Raises:
+        RecordingError: The cells are of one family, so that nothing is left to learn from.
     """
     regrets: dict[int, list[float]] = {}
     refused = decided = 0
-    for family in dict.fromkeys(cell.first.family for cell in cells):
+    families = list(dict.fromkeys(cell.first.family for cell in cells))
+    if len(families) < 2:
+        raise RecordingError(f"the cells are of {len(families)} families; a controller needs at least 2")
+    for family in families:
         controller = make()
         controller.fit([cell for cell in cells if cell.first.family != family])
         for cell in (cell for cell in cells if cell.first.family == family):

@@ -45,10 +45,10 @@ class Family(msgspec.Struct, frozen=True):
 
 
 FAMILIES: Final = {
-    "gpt": Family(("pycode_scaling", "prose_scaling"), (24, 32), (2e-3, 4e-3, 8e-3), (8, 16), 4 * 10**11),
-    "cnn": Family(("clothes14_scaling",), (8, 16), (2e-3, 4e-3), (16, 32, 64), 3 * 10**11),
+    "gpt": Family(("pycode_scaling", "prose_scaling"), (16, 24), (2e-3, 4e-3, 8e-3), (8, 16), 4 * 10**11),
+    "cnn": Family(("clothes14_scaling",), (4, 8), (2e-3, 4e-3), (16, 32, 64), 15 * 10**10),
     "mlp": Family(("teacher_scaling", "diamonds_scaling"), (16, 32), (2e-3, 6e-3), (64, 128), 18 * 10**9),
-    "vit": Family(("vit_scaling",), (16, 32), (1e-3, 3e-3), (8, 16), 12 * 10**10),
+    "vit": Family(("vit_scaling",), (16, 24), (1e-3, 3e-3), (8, 16), 10 * 10**10),
     "gru": Family(("gru_scaling",), (24, 32), (2e-3, 4e-3, 8e-3), (8, 16), 10 * 10**10),
 }
 """Families of GrowBench; tasks that are held out are in none."""

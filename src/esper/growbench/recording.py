@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from esper.growbench.instances import DECISION_POINTS, OPERATOR, RNG_SEEDS, GrowthInstance, Plan, plans_of
 from esper.growbench.store import (
+    PER_FILE,
     PlanRow,
     RecordingError,
     StepRow,
@@ -33,6 +34,7 @@ from esper.tolaria.plan_tree import run_plans
 
 BIT_SETTINGS: Final = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA")
 """Environment variables that choose the kernels of torch."""
+Row = StepRow | PlanRow
 
 
 class Cell(NamedTuple):
@@ -146,12 +148,10 @@ def record(
         for recorded in set(found["bits"]):
             _check_bits(recorded)
         done = set(zip(found["instance"].tolist(), found["rng_seed"].tolist(), strict=True))
-    jobs = [
-        (drawn, rng_seed, plans(drawn.instance))
-        for drawn in instances
-        for rng_seed in RNG_SEEDS
-        if (drawn.instance, rng_seed) not in done
-    ]
+    cells = [(drawn, rng_seed) for drawn in instances for rng_seed in RNG_SEEDS]
+    # The first rng seed of all instances of a file comes first, so that a short recording has all families.
+    cells.sort(key=lambda cell: (cell[0].instance // PER_FILE, cell[1]))
+    jobs = [(*cell, plans(cell[0].instance)) for cell in cells if (cell[0].instance, cell[1]) not in done]
     until = time.monotonic() + 3600 * hours
     for cell in in_processes(_tried, jobs, processes):
         if isinstance(cell, str):
@@ -194,12 +194,10 @@ def regenerate(folder: Path, number: int, rng_seed: int, plan: Plan | None = Non
         )
     _check_bits(wanted[0].bits)
     cell = record_cell(wanted[0].drawn, rng_seed, [plan_of(row.plan) for row in wanted])
-    made: list[StepRow | PlanRow] = [*cell.steps, *cell.plans]
-    again = {_key(row): row for row in made}
-    steps = rows_of(folder, StepRow, instance=number, rng_seed=rng_seed)
-    stored: list[StepRow | PlanRow] = [*steps, *wanted]
+    again: list[Row] = [*cell.steps, *cell.plans]
+    stored: list[Row] = [*rows_of(folder, StepRow, instance=number, rng_seed=rng_seed), *wanted]
     kept = {_key(row): row for row in stored}
-    return len(again), [line for key, row in again.items() for line in _differences(kept.get(key), row)]
+    return len(again), [line for row in again for line in _differences(kept.get(_key(row)), row)]
 
 
 def _check_bits(recorded: str) -> None:
@@ -210,11 +208,11 @@ def _check_bits(recorded: str) -> None:
         )
 
 
-def _key(row: StepRow | PlanRow) -> tuple[str, int]:
+def _key(row: Row) -> tuple[str, int]:
     return row.plan, row.step if isinstance(row, StepRow) else -1
 
 
-def _differences(stored: StepRow | PlanRow | None, again: StepRow | PlanRow) -> list[str]:
+def _differences(stored: Row | None, again: Row) -> list[str]:
     name = f"plan '{again.plan}'" + (f", step {again.step}" if isinstance(again, StepRow) else "")
     if stored is None:
         return [f"{name} is missing in the recording"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from esper.kasmina.optimizer_groups import SEED_NAME
 from esper.kasmina.slot import without_slots
@@ -35,9 +35,9 @@ def _own_parameters(block: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 @torch.no_grad()
-def renew(modules: Iterable[nn.Module], factor: float) -> list[nn.Parameter]:
+def renew(modules: Iterable[nn.Module], factor: float) -> None:
     """Replace all matrices and kernels by ``factor`` · trained values + (1 − ``factor``) · fresh initial
-    values, and return them.
+    values.
 
     Fresh values are those of ``reset_parameters`` of a module, or else of its children; they are drawn from
     torch's global generator. Parameters without such a method, and biases and scales, do not change.
@@ -52,7 +52,7 @@ def renew(modules: Iterable[nn.Module], factor: float) -> list[nn.Parameter]:
     """
     if not 0.0 <= factor <= 1.0:
         raise BlueprintError(f"renew is {factor}; choose a factor from 0 to 1, where 1 changes nothing")
-    parameters, values = [], []
+    parameters, values = list[Tensor](), list[Tensor]()
     for module in modules:
         fresh = without_slots(module)
         _reset(fresh)
@@ -66,8 +66,7 @@ def renew(modules: Iterable[nn.Module], factor: float) -> list[nn.Parameter]:
             "no matrix of the network's blocks can get fresh initial values; give their class a method"
             " reset_parameters(), or leave renew at 1"
         )
-    torch._foreach_copy_(list[torch.Tensor](parameters), values)
-    return parameters
+    torch._foreach_copy_(parameters, values)
 
 
 def _reset(module: nn.Module) -> None:
