@@ -259,7 +259,8 @@ class Study:
             return [get(row) for row in sorted(rows, key=lambda r: r["rng_seed"]) if row["arm"] == arm]
 
         def shown(found: Any, form: str = ".3f") -> str:
-            return f"{found.mean:{form}} ± {found.margin:.3f}"
+            margin = "–" if found.margin is None else f"{found.margin:.3f}"
+            return f"{found.mean:{form}} ± {margin}"
 
         first = next(iter(ARMS))
         before = [estimate(of(first, lambda row, key=key: row[key])) for key in ("new_before", "old_before")]

@@ -3,8 +3,10 @@
 The reference is the best of 1 to 3 blocks with three learning rates, at each of ten marks in hindsight. Rates
 are selected on one rng seed, results are of three others. The unit of a claim is the task: each is a row.
 
-    .venv/bin/python experiments/028-tasks/run.py study python      # about SECONDS
-    .venv/bin/python experiments/028-tasks/run.py held_out          # once, at the end
+    .venv/bin/python experiments/028-tasks/run.py study python      # about 6 CPU-hours
+    .venv/bin/python experiments/028-tasks/run.py held_out          # about 1.5 CPU-hours; once, at the end
+
+A task has 66 runs: 24 with the selection rng seed, 42 with the others; a run takes about 40 CPU-seconds.
 
 Each name is a study file in this folder; its results go to runs/028-NAME, and runs that are there are not
 repeated. table.md is written from all of these studies that are complete.

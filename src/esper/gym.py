@@ -272,3 +272,4 @@ def _check_names(settings: Iterable[str], render_mode: str | None) -> None:
 
 
 gymnasium.register(ENV_ID, entry_point=GymMorphEnv)
+gymnasium.register("esper/GrowBench-v0", entry_point="esper.growbench.replay_env:GrowBenchEnv")

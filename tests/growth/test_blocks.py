@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from esper.growth.growth import Growth
 from esper.leyline.errors import EsperError, HostError
 from esper.tolaria.env import MorphEnv
 from esper.tolaria.tasks import module_task
+from tests.growth.interrupts import interrupted
 from tests.growth.models import WORDS, NamedBlock, OneBlock, ResNet
 from tests.tolaria.building import WAIT, plant
 
@@ -55,6 +57,27 @@ def evaluate(net: nn.Module) -> Callable[[], list[float]]:
 def test_auto_slots_are_the_blocks_of_a_network_with_a_single_block() -> None:
     net, optimizer = trained()
     assert growing(net, optimizer).slots == ("blocks.0",)
+
+
+def test_blocks_of_a_user_are_renewed_only_on_request_and_wholly_or_not_at_all() -> None:
+    def planted(renew: float, line: int = -1) -> tuple[dict[str, Tensor], int]:
+        net, optimizer = trained(blocks=2)
+        growth = Growth(net, optimizer, sample=TOKENS, mode="min", slots=["blocks.1"], controller=None)
+        with suppress(KeyboardInterrupt), interrupted(line, signalled=False) as lines:
+            growth.germinate("blocks.1", "stack", zero=True, renew=renew)
+        return {name: p.detach().clone() for name, p in net.named_parameters()}, lines[0]
+
+    before = dict(trained(blocks=2)[0].named_parameters())
+    kept, count = planted(1.0)
+    assert all(torch.equal(value, kept[name]) for name, value in before.items())
+    renewed, count = planted(0.6)
+    changed = {name for name, value in before.items() if not torch.equal(value, renewed[name])}
+    assert changed == {n for n, p in before.items() if n.startswith("blocks.") and p.ndim > 1}
+    for line in range(count - 60, count, 7):
+        left, _ = planted(0.6, line)
+        assert len(left) in (len(before), len(renewed))
+        expected = renewed if len(left) == len(renewed) else before
+        assert all(torch.equal(value, left[name]) for name, value in expected.items())
 
 
 def test_block_with_zeroed_output_projections_leaves_outputs_bit_equal_and_then_learns() -> None:

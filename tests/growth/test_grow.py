@@ -167,7 +167,7 @@ def test_repr_of_the_result_is_one_short_line_without_weights():
 
 def test_load_refuses_a_file_that_esper_did_not_save(tmp_path):
     torch.save(network(), tmp_path / "net.pt")
-    with pytest.raises(EsperError, match="is no network that esper saved"):
+    with pytest.raises(EsperError, match="is no network that this version of Esper saved"):
         esper.load(tmp_path / "net.pt", base=network())
 
 

@@ -260,7 +260,7 @@ def test_planting_changes_no_output_at_birth(name: str) -> None:
     growth = grow(net, sample, [slot for slot, _ in case.seeds])
     for slot, blueprint in case.seeds:
         growth.germinate(slot.partition(":")[0], blueprint)
-    # The mask of attention disables torch's fused layers, which round in another way.
+    # The mask of attention disables torch's fused layers, which have other last digits.
     torch.testing.assert_close(case.tensor(call(net.eval(), sample)).detach(), before, rtol=1e-5, atol=1e-6)
 
 

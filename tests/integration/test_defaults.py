@@ -6,7 +6,7 @@ from esper.run.run_config import PRESETS, RunConfig
 from esper.simic.config import TrainingConfig
 
 TRAINING = """
-task='digits_impaired' rng_seed=0 envs=32 iterations=40 steps=None budget=None slots=None auto_forward=True
+task='digits_impaired' data=None rng_seed=0 envs=32 iterations=40 steps=None budget=None slots=None auto_forward=True
 vary_slots=False capacity=None context=False hidden_dim=256 critic='state_value' conditioned=True
 hold_heads=() reward_family='paired' rent=0.01 reward_scale=5.0 horizon_terminates=True
 update_epochs=6 learning_rate=0.001 clip=0.2 clip_per_head=False target_kl=0.03 gamma=None lam=0.95
@@ -17,7 +17,7 @@ devices=('cpu',) policy_device='cpu' amp='off'
 """
 RUN = """
 task='digits_impaired' controller='heuristic' rng_seed=0 episodes=1 steps=None budget=None slots=()
-rotation=() plan='every:1:conv_heavy' incubation_epochs=None auto_forward=True
+rotation=() plan='every:1:conv_heavy' incubation_epochs=None auto_forward=True data=None
 checkpoint=None against=() detail='full' out=None as_json=False
 devices=('cpu',) policy_device='cpu' amp='off'
 """

@@ -25,6 +25,7 @@ from esper.karn.screen import screen
 from esper.kasmina.network_file import load
 from esper.leyline.rows import DecisionRow, EpisodeRow, EpochRow, RunRow, SeedRow, TransitionRow
 from esper.leyline.stages import Stage
+from esper.run.factories import build_task
 from esper.run.run_config import RunConfig
 from esper.scripts import cli, train
 from esper.tolaria.seeding import EpisodeStreams
@@ -179,7 +180,8 @@ def test_each_setting_of_the_run_command_changes_the_telemetry_rows(
         "amp": "--amp bfloat16",
     }
     aside = {"checkpoint", "against", "detail", "out", "as_json", "devices", "policy_device"}
-    assert set(changes) | aside == set(RunConfig.model_fields)
+    own_data = {"data"}  # The test below changes it, because only tasks on data of the user have it.
+    assert set(changes) | aside | own_data == set(RunConfig.model_fields)
 
     def rows(name: str, extra: str) -> list[tuple[object, ...]]:
         out = tmp_path / name
@@ -192,6 +194,20 @@ def test_each_setting_of_the_run_command_changes_the_telemetry_rows(
     periodic = rows("periodic", "--controller periodic")
     for name, extra in changes.items():
         assert rows(name, extra) != (periodic if name == "plan" else reference), name
+
+
+def test_the_setting_data_names_the_text_file_of_text_scaling(tmp_path: Path) -> None:
+    def data_of(text: str) -> str:
+        file = tmp_path / f"{len(text)}.txt"
+        file.write_text(text * 20_000)
+        task = build_task(RunConfig(task="text_scaling", data=file))
+        splits = task.load(torch.Generator().manual_seed(0))
+        return bytes(splits.train.first(1).x[0].tolist()).decode() + task.digest()
+
+    one, other = data_of("one text; "), data_of("another text, longer. ")
+    assert "one text; one text" in one
+    assert "another text, longer. another" in other
+    assert one[-64:] != other[-64:]
 
 
 # --- invalid settings -----------------------------------------------------------------------------

@@ -84,10 +84,11 @@ def test_compute_that_the_static_frontier_needs_is_interpolated_in_logarithms():
 
 
 def test_compute_that_the_static_frontier_needs_is_unknown_or_infinite_outside_of_its_losses():
-    # The frontier stays at 2 if a later mark has a larger loss.
-    found = compute_needed(np.array([5.0, 2.0, 0.9]), np.array([4.0, 2.0, 3.0]), (0.25, 0.5, 1.0))
+    # The frontier stays at 2 if later marks have larger losses; it has the loss 2.83 at 0.125 × √2.
+    marks, frontier = (0.125, 0.25, 0.5, 1.0), np.array([4.0, 2.0, 3.0, 2.5])
+    found = compute_needed(np.array([5.0, 2.0, 0.9, math.sqrt(8.0)]), frontier, marks)
     assert math.isnan(found[0])
-    assert found[1:].tolist() == [1.0, math.inf]
+    assert found[1:] == pytest.approx([1.0, math.inf, 0.125 * math.sqrt(2)])
 
 
 def test_bootstrap_draws_rng_seeds_with_replacement_and_draws_the_same_rng_seeds_for_every_arm():

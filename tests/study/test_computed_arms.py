@@ -48,6 +48,31 @@ def test_successive_halving_stops_all_sizes_that_are_worse_than_half_of_those_be
     assert successive_halving(constant(1.0, 1.0), 0.4, 0)[1] == pytest.approx(0.8)
 
 
+def test_successive_halving_continues_the_better_half_of_the_sizes_tried_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    runs = constant(4.0, 3.0, 2.0, 1.0)
+    read: list[tuple[int, float]] = []
+
+    def logged(results: list[MarkResult], share: float) -> float:
+        read.append((next(size for size, own in runs.items() if own is results), share))
+        return value_at(results, share)
+
+    monkeypatch.setattr(computed_arms, "value_at", logged)
+    ended_second_best = 0
+    for rng_seed in range(40):
+        read.clear()
+        successive_halving(runs, 0.4, rng_seed)
+        first, *trained = read  # The first value shows whether the first decision is known.
+        assert first[1] == 0.1
+        order = list(dict.fromkeys(size for size, _ in trained))
+        if order[-1] == 3:
+            # It is the second of four after a quarter, so it continues to one half.
+            ended_second_best += 1
+            assert [share for size, share in trained if size == 3][:2] == [0.1, 0.2]
+    assert ended_second_best > 0
+
+
 def test_successive_halving_depends_on_the_order_that_the_rng_seed_gives():
     spent = {successive_halving(constant(4.0, 3.0, 2.0, 1.0), 0.4, rng_seed)[1] for rng_seed in range(20)}
     assert len(spent) > 2

@@ -21,6 +21,7 @@ VARIED = InstanceDistribution(
     data_shares=(0.5, 1.0),
     vary_slots=True,
     budget_shares=(0.25, 1.0),
+    batch_sizes=(None, 8, 16),
 )
 
 
@@ -32,7 +33,7 @@ def test_drawn_task_instances_cover_every_value_of_the_distribution_and_no_other
     stream = generator()
     drawn = [VARIED.draw(stream) for _ in range(400)]
     assert {instance.widths for instance in drawn} == set(VARIED.widths)
-    for name in ("kernel", "learning_rate", "rent", "data_share", "budget_share"):
+    for name in ("kernel", "learning_rate", "rent", "data_share", "budget_share", "batch_size"):
         assert {getattr(instance, name) for instance in drawn} == set(getattr(VARIED, f"{name}s")), name
     subsets = {instance.enabled for instance in drawn}
     assert len(subsets) == 7, "every subset of three slots but the empty one"

@@ -17,8 +17,8 @@ from esper.growth.torch_wrappers import unwrapped
 from esper.kasmina.blueprints.tokens import low_rank
 from esper.kasmina.blueprints.widen import NewUnits
 from esper.kasmina.dry_run import dry_forward
-from esper.kasmina.graft import description_of
 from esper.kasmina.insertion_search import are_equal
+from esper.kasmina.seed_description import description_of
 from esper.kasmina.transaction import Transaction
 from esper.leyline.errors import EsperError
 from esper.leyline.factored_actions import Style
@@ -28,8 +28,8 @@ LEAST_BYTES: Final = 2
 """Smallest size of a number in a weight of which a copy can be trained."""
 
 LANES: Final = 32
-"""Largest number of values that torch computes at once on a CPU. Activation functions may round the values
-that are left at the end of a tensor in another way."""
+"""Largest number of values that torch computes at once on a CPU. Activation functions may give other last
+digits for the values that are left at the end of a tensor."""
 
 
 def expand(

@@ -35,9 +35,9 @@ from esper.growth.race_candidates import (
 )
 from esper.growth.race_runners import Limit, adopt
 from esper.growth.step_costs import StepCosts
+from esper.kasmina.birth import Births
 from esper.kasmina.compute import ComputeLedger
 from esper.kasmina.dry_run import CALIBRATION_SAMPLES, batch_norms
-from esper.kasmina.network import Births
 from esper.kasmina.optimizer_groups import present_rates
 from esper.leyline import DataError, LifecycleOp, RaceCandidate, RaceResult, legal_slots_by_op
 

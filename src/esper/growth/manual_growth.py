@@ -16,11 +16,12 @@ from esper.growth.pretrained_files import save_edits_with
 from esper.growth.torch_wrappers import FollowedCopies, ProcessGroup, unwrapped
 from esper.kasmina import lifecycle, plain
 from esper.kasmina.actuator import settle
+from esper.kasmina.birth import Births
 from esper.kasmina.blueprints import blueprint_named
 from esper.kasmina.compute import ComputeLedger, forward_flops
 from esper.kasmina.dry_run import call_order
 from esper.kasmina.incubation import shadow_loss_of, statistics_of, tensor_norms
-from esper.kasmina.network import Births, MorphogeneticModel
+from esper.kasmina.network import MorphogeneticModel
 from esper.kasmina.optimizer_groups import OptimizerGroups
 from esper.kasmina.recorder import Recorder, RowKey
 from esper.kasmina.sites import check_modes, find_sites
@@ -131,6 +132,7 @@ class ManualGrowth:
         alpha: float = 1.0,
         zero: bool = False,
         moments: bool = True,
+        renew: float = 1.0,
     ) -> GrowthEvent:
         """Plant a seed after the submodule ``slot`` and add the seed to the optimiser.
 
@@ -146,6 +148,8 @@ class ManualGrowth:
             zero: Whether the output projections of a copied block start at zero, so that the output of the
                 network does not change.
             moments: Whether the copy of a block also gets a copy of the optimiser state.
+            renew: Factor on the matrices of the present blocks of the kind of the copied one; fresh initial
+                values times the rest are added. 1 leaves them as they are.
 
         Returns:
             Event of kind ``germinated``.
@@ -170,7 +174,10 @@ class ManualGrowth:
         if not table.occupied[0, index]:
             table.clear(0, index)  # Planting by hand ignores the embargo of a slot.
         number, kind = self._space.blueprint_names.index(blueprint), BLEND_IDS.index(style)
-        params = self.network.germinate(index, number, kind, Births(zero, moments))
+        if renew != 1.0:
+            self._processes.check_single("renew")
+            self._change.keep(self.net.parameters())
+        params = self.network.germinate(index, number, kind, Births(zero, moments, renew))
         seed = lifecycle.Germination(self._next_seed, number, kind, alpha, 0, params)
         moves = lifecycle.germinate(table, 0, index, seed, self.network.rules)
         self.network.sync()

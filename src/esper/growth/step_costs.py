@@ -14,7 +14,7 @@ import torch
 from esper.growth.batch_training import Loss
 from esper.growth.race_runners import SEED_RATE, Candidate, CostUnit, Runner
 
-ROUNDS: Final = 5
+TIMED: Final = 5
 """Number of timed training steps per network; the smallest time counts, because other load on the machine can
 only slow a step down."""
 UNTIMED: Final = 1
@@ -57,7 +57,7 @@ class StepCosts:
             if key not in self.measured:
                 seed = Runner.candidate(control.net, each.site, copy.deepcopy(each.graft), SEED_RATE)
                 self.measured[key] = added_share(bare, seed.joined(control), batch, loss)
-                steps += (UNTIMED + ROUNDS) * (2.0 + self.measured[key])
+                steps += (UNTIMED + TIMED) * (2.0 + self.measured[key])
             each.cost = self.measured[key]
         return steps
 
@@ -82,7 +82,7 @@ def added_share(control: Runner, trial: Runner, batch: Any, loss: Loss) -> float
 
 
 def least_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
-    """Return the least seconds of each function over ``ROUNDS`` calls; the functions take turns.
+    """Return the least seconds of each function over ``TIMED`` calls; the functions take turns.
 
     Args:
         calls: Functions to compare.
@@ -90,7 +90,7 @@ def least_seconds(calls: Sequence[Callable[[], object]], device: torch.device) -
             other devices CPU time of this process.
     """
     seconds: list[list[float]] = [[] for _ in calls]
-    for _ in range(UNTIMED + ROUNDS):
+    for _ in range(UNTIMED + TIMED):
         for call, found in zip(calls, seconds, strict=True):
             began = _clock(device)
             call()

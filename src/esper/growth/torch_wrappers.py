@@ -229,6 +229,14 @@ class ProcessGroup:
         dist.broadcast_object_list(holder, src=0)
         return holder[0]
 
+    def check_single(self, name: str) -> None:
+        """Raise HostError if several processes train the network, for an argument that draws new weights."""
+        if self.is_active:
+            raise HostError(
+                f"{name} would draw other weights in every process; use it before DistributedDataParallel"
+                " wraps the network"
+            )
+
     def seed_planted(self, _slot: int, graft: Graft) -> None:
         """Copy the new seed's weights from process 0, and average its gradients after every backward pass."""
         if self.is_active:

@@ -133,6 +133,18 @@ def _check_delta(spec: BlueprintSpec, seed: nn.Module, sample: Tensor) -> None:
 # --- copies that start without effect ----------------------------------------------------------------------
 
 
+class Births(NamedTuple):
+    """How copies of blocks start."""
+
+    zero: bool = False
+    """Whether the output projections of a copy start at zero, so that it has no effect at birth."""
+    moments: bool = True
+    """Whether the optimiser state of the copied block is copied too."""
+    renew: float = 1.0
+    """Factor by which the matrices of the present blocks of the same kind are shrunk, before fresh initial
+    values times the rest are added; 1 leaves them unchanged."""
+
+
 class BlockCall(NamedTuple):
     """Arguments of one call of a block."""
 

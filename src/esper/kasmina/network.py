@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.kasmina import lifecycle, network_state
-from esper.kasmina.birth import captured_call, is_offered, zero_outputs
+from esper.kasmina.birth import Births, BlockCall, captured_call, is_offered, zero_outputs
 from esper.kasmina.blueprints import BlueprintSpec, blueprint_named, blueprint_names, specs_for
+from esper.kasmina.blueprints.stack import Stack
+from esper.kasmina.edits import Argument
+from esper.kasmina.feature_output import Output
 from esper.kasmina.graft import Graft, Participation, SideGraft
 from esper.kasmina.host import Host
 from esper.kasmina.optimizer_groups import OptimizerGroups, host_parameters
 from esper.kasmina.random_streams import TorchStream
+from esper.kasmina.renewal import renew_blocks
 from esper.kasmina.seed_description import described
 from esper.kasmina.sites import Site
 from esper.kasmina.slot import SeedSlot, attach, check_compatible
@@ -35,15 +39,6 @@ StreamFactory = Callable[[str], TorchStream | None]
 def slot_streams(rng_seed: int) -> StreamFactory:
     """Return a function that derives the random stream of a slot from ``rng_seed`` and the slot id."""
     return lambda slot_id: TorchStream(derive_seed(rng_seed, "slot", slot_id))
-
-
-class Births(NamedTuple):
-    """How copies of blocks start."""
-
-    zero: bool = False
-    """Whether the output projections of a copy start at zero, so that it has no effect at birth."""
-    moments: bool = True
-    """Whether the optimiser state of the copied block is copied too."""
 
 
 class Follower(Protocol):
@@ -248,6 +243,9 @@ class MorphogeneticModel(nn.Module):
             if source is not None and births.moments:
                 groups.copy_moments(host_parameters(source), graft.seed.parameters(), zero)
             self._inform(slot, graft)
+            if source is not None and births.renew != 1.0:
+                with place.draws():
+                    renew_blocks(self.host, source, births.renew, new=graft.copied_block)
         except BaseException:  # KeyboardInterrupt (Ctrl-C) must remove the seed, too.
             self._known.pop(slot, None)
             groups.leave(slot, graft.parameters())
@@ -265,16 +263,18 @@ class MorphogeneticModel(nn.Module):
     def _start_without_effect(self, slot: int, source: nn.Module, seed: nn.Module) -> list[nn.Parameter]:
         """Set the output projections of ``seed``, a copy of the block ``source``, to zero; return them."""
         site = self.sites[slot]
+        if isinstance(seed, Stack):  # A side module is called with the features alone.
+            features = BlockCall((self.slots[slot].sample_features(self.like(slot), as_they_are=True),), {})
+            return zero_outputs(seed.block, features, Argument(0), Output("tensor").features)
         if self.sample is None or site.insertion is None:
             raise BlueprintError(
-                f"the block at slot {site.name} runs as a side module; its copy cannot start without effect"
+                f"the copy at slot {site.name} cannot start without effect, because no sample input is known"
             )
         called = captured_call(self.host, source, self.sample)
         return zero_outputs(seed, called, site.insertion.features, site.output.features)
 
     def _copied(self, slot: int) -> nn.Module | None:
-        """Return the block that a ``stack`` seed at ``slot`` copies: the nearest upstream ``stack`` seed that
-        copied the same block or, if there is none, the block of the host."""
+        """Return the block that a ``stack`` seed copies: the nearest upstream copy of it, or itself."""
         found = next(iter(self.slots[slot].block), None)
         for index, earlier in enumerate(self.slots[:slot]):
             is_copy = earlier.graft is not None and described(earlier.graft.description)[0] == "stack"

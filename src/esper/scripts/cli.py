@@ -17,6 +17,7 @@ COMMANDS = {
     "report": "Write the report of a run as one HTML file.",
     "runs": "List all runs with their state and score.",
     "sql": "Query the tables of a run in SQL.",
+    "growbench": "Record decisions of growth, or train recorded ones again.",
     "bench": "Measure the run time of Esper's parts, each against a reference.",
     "export": "Export a run to TensorBoard, Trackio or Weights & Biases.",
 }
@@ -40,6 +41,6 @@ def _dispatch(words: Sequence[str]) -> None:
 
 
 def _overview() -> str:
-    lines = [f"  {name:<8}{text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<11}{text}" for name, text in COMMANDS.items()]
     usage, more = "usage: esper COMMAND [flags]\n", "\nesper COMMAND --help lists its flags."
     return "\n".join([usage, *lines, more])

@@ -270,6 +270,12 @@ class HostTraining:
         self.meter.validated(len(validation), result.slots, result.configurations)
         return result
 
+    def validation_error(self) -> float:
+        """Return the standard error of the validation loss over the samples of the validation split."""
+        present = np.ones((1, 0), dtype=np.bool_)
+        _, losses = self._scorer(self.splits.validation)([], present)
+        return float(losses.std() / math.sqrt(losses.numel()))
+
     def _may_measure(self, watched: Sequence[int]) -> bool:
         ledger = self.meter.ledger
         cost = len(watched) * len(self.splits.validation) * self.meter.per_sample()[1]

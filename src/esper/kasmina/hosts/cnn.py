@@ -82,6 +82,14 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.change = nn.Sequential(*_normalised_conv(width), *_normalised_conv(width))
 
+    def reset_parameters(self) -> None:
+        """Give all layers initial values, drawn as by the constructor."""
+        for layer in self.change:
+            if isinstance(layer, nn.GroupNorm):
+                layer.reset_parameters()
+            elif isinstance(layer, nn.Conv2d):
+                _initialise(layer)
+
     def forward(self, h: Tensor) -> Tensor:
         return h + self.change(h)
 
@@ -123,8 +131,12 @@ def _groups(width: int) -> int:
 
 def _convolution(channels: int, width: int, kernel: int) -> nn.Conv2d:
     convolution = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
+    _initialise(convolution)
+    return convolution
+
+
+def _initialise(convolution: nn.Conv2d) -> None:
     # With torch's default initialisation, some channels of a narrow block would be zero after the ReLU from
     # the start.
     nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
     nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]  # Conv2d has a bias by default
-    return convolution

@@ -70,7 +70,8 @@ class MLPHost(SeriesHost):
             layers = (nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
             return ResidualLayers(nn.LayerNorm(width), *layers)
 
-        return [nn.Linear(inputs, width)], block, _head(width, classes)
+        head = _head(width, classes)  # The order in which layers are built sets their initial weights.
+        return [nn.Linear(inputs, width)], block, head
 
 
 def _head(width: int, outputs: int) -> list[nn.Module]:
@@ -112,8 +113,9 @@ class ViTHost(SeriesHost):
     block_kind, is_causal = ViTBlock, False
 
     def parts(self, width: int, input_shape: tuple[int, ...], classes: int) -> Parts:
-        head = [MeanToken(), *_head(width, classes)]
-        return [Patches(width, input_shape)], lambda: ViTBlock(width), head
+        stem = [Patches(width, input_shape)]
+        norm, linear = _head(width, classes)
+        return stem, lambda: ViTBlock(width), [norm, MeanToken(), linear]
 
 
 class GRUOutputs(nn.GRU):
