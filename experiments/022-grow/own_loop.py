@@ -1,11 +1,12 @@
 """Does the default of ``esper.Growth`` pay in a loop of one's own, where nobody hands over a loss?
 
 The hosts and data of run.py, in the loop of the README: 30 epochs, ``end_epoch`` with the accuracy on
-validation batches, everything else left at its default. first-own-loop.md is of the rule before ADR 0058. The control is the host trained longer, for what the
+validation batches, everything else left at its default. The control is the host trained longer, for what the
 grown one has spent; whatever is evaluated more than once in an epoch is charged. Fresh rng seeds.
 
 Run with ``.venv/bin/python experiments/022-grow/own_loop.py [HOST …]`` (15 minutes of CPU); it goes on where
-it stopped and rewrites own-loop.md beside this file.
+it stopped and rewrites own-loop.md beside this file. first-own-loop.md
+has the results of the rule before ADR 0058.
 """
 
 from __future__ import annotations
