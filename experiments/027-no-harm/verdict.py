@@ -1,8 +1,8 @@
 """What does ``esper.diagnose`` advise for the GPT of one block, and for a plain CNN of three layers?
 
 Each network is trained as in run.py (the GPT for 10 epochs), without growth, and diagnosed with
-6,000 steps. The GPT is too small: it is worse at equal CPU seconds than one with two blocks (the arm "one more
-block from the start" in table.md). The CNN has 4 channels.
+6,000 steps. The GPT is too small: it is worse at equal CPU seconds than one with two blocks (the arm "one
+more block from the start" in table.md). The CNN has 4 channels.
 
 Run with ``.venv/bin/python experiments/027-no-harm/verdict.py --data FOLDER [GPT] [CNN]``, which replaces
 verdicts.md beside this file.
