@@ -468,7 +468,7 @@ def test_parameter_order_of_the_optimiser_is_restored_when_a_state_with_other_se
     net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
     optimizer = torch.optim.Adam(net.parameters())
     known = {"sample": torch.randn(2, 5), "slots": ["0", "2", "4"], "mode": "min", "controller": None}
-    growth = esper.Growth(net, optimizer, **known)
+    growth = Growth(net, optimizer, **known)
 
     def order() -> list[str]:
         names = {id(p): name for name, p in net.named_parameters()}
