@@ -5,7 +5,8 @@ validation batches, everything else left at its default. The control is the host
 grown one has spent; whatever is evaluated more than once in an epoch is charged. Fresh rng seeds.
 
 Run with ``.venv/bin/python experiments/022-grow/own_loop.py [HOST …]`` (15 minutes of CPU); it goes on where
-it stopped and rewrites own-loop.md beside this file.
+it stopped and rewrites own-loop.md beside this file. first-own-loop.md
+has the results of the rule before ADR 0058.
 """
 
 from __future__ import annotations

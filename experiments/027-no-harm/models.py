@@ -192,7 +192,7 @@ def cases(folder: Path) -> dict[str, Case]:
     pictures, letters = images(folder), text(folder)
     table = [columns(part) for part in pictures]
     return {
-        "MLP": Case(lambda n: MLP(n + 1), *table, 5e-4, 5e-4, 64, 180),
-        "GPT": Case(GPT, *letters, 8e-3, 4e-3, 16, 10),
-        "ResNet": Case(ResNet, *pictures, 3e-3, 3e-3, 64, 12),
+        "MLP": Case(lambda n: MLP(n + 1), *table, 5e-4, 5e-4, 64, 65),
+        "GPT": Case(GPT, *letters, 8e-3, 4e-3, 16, 7),
+        "ResNet": Case(ResNet, *pictures, 3e-3, 3e-3, 64, 10),
     }

@@ -30,6 +30,8 @@ from esper.run.factories import one_thread
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.jsonl"
 RNG_SEEDS = (1, 2, 3)
+DEEPER_RNG_SEEDS = RNG_SEEDS[:1]
+"""Rng seeds with the arm ``deeper``."""
 MODELS = ("GPT", "ResNet", "MLP")
 DECAY = 0.2
 SLICE = 10
@@ -70,6 +72,7 @@ class Arm:
         self.validation = held_out(case.validation)
         self.seconds, self.steps, self.train_seconds = 0.0, 0, 0.0
         self.events: list[str] = []
+        self.validated: list[float] = []
         self.growth = None
         began = process_time()
         if grows:
@@ -106,9 +109,10 @@ class Arm:
 
     def _end_epoch(self) -> None:
         if self.growth is None:
-            losses(self.net, self.validation)
+            self.validated.append(fmean(losses(self.net, self.validation)))
         else:
             made = self.growth.end_epoch(lambda: losses(self.net, self.validation))
+            self.validated.append(-self.growth.facts.val_score)
             self.net.train()
             self.events += [str(event) for event in made if event.kind != "measured"]
 
@@ -119,6 +123,7 @@ class Arm:
             "params": size(net),
             "steps": self.steps,
             "events": self.events,
+            "validated": self.validated,
         }
 
 
@@ -164,7 +169,9 @@ def cell(name: str, case: Case, rng_seed: int) -> list[dict[str, Any]]:
     """Return the results of all arms for one network and rng seed."""
     result, budget, step_seconds = grown(case, rng_seed)
     plain = Arm(case, rng_seed)
-    others = {"own": Arm(case, rng_seed, grows=True), "deeper": Arm(case, rng_seed, blocks=2)}
+    others = {"own": Arm(case, rng_seed, grows=True)}
+    if rng_seed in DEEPER_RNG_SEEDS:
+        others["deeper"] = Arm(case, rng_seed, blocks=2)
     share = 0.0
     while share < 1.0:
         for _ in range(SLICE):
@@ -179,6 +186,11 @@ def cell(name: str, case: Case, rng_seed: int) -> list[dict[str, Any]]:
     return [{**common, "arm": arm, **found} for arm, found in arms.items()]
 
 
+def read() -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    return sorted(found, key=lambda row: (row["rng_seed"], MODELS.index(row["model"])))
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
         "Test loss at equal CPU seconds; difference from the untouched network in % of its loss, paired by"
@@ -189,12 +201,12 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for name in MODELS:
         own = [row for row in rows if row["model"] == name]
-        plain = [row["loss"] for row in own if row["arm"] == "plain"]
+        plain = {row["rng_seed"]: row["loss"] for row in own if row["arm"] == "plain"}
         for arm, words in ARMS.items():
             found = [row for row in own if row["arm"] == arm]
             if not found:
                 continue
-            gaps = [100 * (row["loss"] / base - 1) for row, base in zip(found, plain, strict=True)]
+            gaps = [100 * (row["loss"] / plain[row["rng_seed"]] - 1) for row in found]
             gap = "" if arm == "plain" else f"{estimate(gaps)}" if len(gaps) > 1 else f"{gaps[0]:+.1f}"
             planted = sum(any("was planted" in event for event in row["events"]) for row in found)
             cells = [
@@ -208,9 +220,22 @@ def table(rows: list[dict[str, Any]]) -> str:
                 f"{planted} of {len(found)}" if arm in ("grow", "own") else "",
             ]
             lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Is the untouched network sound at this length? Last validation loss against the lowest one:",
+        "",
+    ]
+    for row in rows:
+        if row["arm"] == "plain":
+            last, least = row["validated"][-1], min(row["validated"])
+            lines.append(
+                f"- {row['model']}, rng seed {row['rng_seed']}: {last:.4f}, lowest {least:.4f}"
+                f" ({100 * (last / least - 1):+.2f} %)"
+            )
     lines += ["", "What happened:", ""]
     lines += [
         f"- {row['model']}, {row['arm']}, rng seed {row['rng_seed']}: {'; '.join(row['events']) or 'nothing'}"
+        + (f" (races: {row['race share']:.0%} of the seconds)" if "race share" in row else "")
         for row in rows
         if row["arm"] in ("grow", "own")
     ]
@@ -223,17 +248,17 @@ def main() -> None:
     parser.add_argument("models", nargs="*", default=list(MODELS))
     given = parser.parse_args()
     known = cases(given.data)
-    rows = [json.loads(line) for line in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+    rows = read()
     done = {(row["model"], row["rng_seed"]) for row in rows}
     for rng_seed in RNG_SEEDS:
-        for name in given.models:  # A cell takes three to five CPU minutes.
+        for name in given.models:  # A cell takes one to two CPU minutes.
             if (name, rng_seed) in done:
                 continue
             with one_thread():
                 found = cell(name, known[name], rng_seed)
             with RESULTS.open("a") as out:
                 out.writelines(json.dumps(row) + "\n" for row in found)
-            rows += found
+            rows = read()  # Another process may have added rows of other networks.
             for row in found:
                 print(json.dumps(row), flush=True)
             (HERE / "table.md").write_text(table(rows))

@@ -89,6 +89,15 @@ def test_grow_plants_no_seed_in_a_large_enough_network_and_the_summary_gives_the
     assert "it was not planted" in asked.summary()
 
 
+def test_no_second_race_follows_a_race_whose_best_candidate_ends_behind_the_control(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("esper.growth.grow_run.RACE_SHARE", 0.5)  # Enough compute for both races.
+    raced = [str(event) for event in grow(sound(), epochs=20).events if event.kind == "raced"]
+    assert len(raced) == 1
+    assert "won a race, -" in raced[0]
+
+
 class Recording:
     """Controller that always waits and records the race results that it receives."""
 

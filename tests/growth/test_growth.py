@@ -280,8 +280,32 @@ def test_default_controller_plants_no_seed_if_too_few_epochs_are_left_to_measure
     assert LifecycleOp.GERMINATE not in decisions([1.0 - 0.5**t for t in range(1, 13)], epochs=12)
 
 
-@pytest.mark.parametrize(("rise", "kept", "planted"), [(0.1, 2, 2), (0.0, 0, 2)])
-def test_default_controller_fossilizes_seeds_that_raise_the_metric_and_stops_after_two_that_do_not(
+def test_default_controller_plants_no_seed_while_each_doubling_of_compute_adds_the_same_progress() -> None:
+    assert LifecycleOp.GERMINATE not in decisions([math.log2(t) for t in range(1, 61)])
+
+
+def test_default_controller_plants_no_seed_in_the_last_third_of_the_training() -> None:
+    scores = [float(min(t, 14)) for t in range(1, 31)]
+    planted = decisions(scores).index(LifecycleOp.GERMINATE) + 1
+    assert decisions(scores, epochs=math.ceil(1.5 * planted))[planted - 1] == LifecycleOp.GERMINATE
+    assert LifecycleOp.GERMINATE not in decisions(scores, epochs=30)
+
+
+@pytest.mark.parametrize(("lead", "kind"), [(0.0, "pruned"), (0.1, "fossilized")])
+def test_default_controller_removes_a_seed_that_only_continues_the_trend(lead: float, kind: str) -> None:
+    """Use a metric that rises by 0.01 per doubling of the epochs, and by ``lead`` when a seed is planted."""
+    net, optimizer, growth = started(controller="auto", slots=["2"])
+    kinds: list[str] = []
+    for epoch in range(1, 25):
+        train(net, optimizer, 1)
+        level = 1.0 - 0.5 ** min(epoch, 8) + 0.01 * math.log2(epoch)
+        calls = iter([level + lead * kinds.count("germinated"), *[0.5] * 9])
+        kinds += [event.kind for event in growth.end_epoch(lambda calls=calls: next(calls))]
+    assert [each for each in kinds if each != "measured"] == ["germinated", kind]
+
+
+@pytest.mark.parametrize(("rise", "kept", "planted"), [(0.1, 2, 2), (0.0, 0, 1)])
+def test_default_controller_fossilizes_seeds_that_raise_the_metric_and_stops_after_one_that_does_not(
     rise: float, kept: int, planted: int
 ) -> None:
     """Use a metric that rises by ``rise`` per planted seed and is 0.5 with a seed switched off."""
@@ -299,12 +323,12 @@ def test_default_controller_plants_and_fossilizes_a_seed_in_a_network_that_is_to
     x, v = torch.randn(256, 2), torch.randn(256, 2)
 
     def labels(points: torch.Tensor) -> torch.Tensor:
-        """Return the class of each point by quadrant and radius; three ReLUs cannot separate the classes."""
+        """Return the class of each point by quadrant and radius; no linear map separates the classes."""
         return (points[:, 0] * points[:, 1] > 0).long() + (points.norm(dim=1) > 1.2).long()
 
-    net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 3))
+    net = nn.Sequential(nn.Linear(2, 8), nn.Linear(8, 8), nn.Linear(8, 3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
-    growth = Growth(net, optimizer, sample=x[:2], slots=["0", "2"], mode="min")
+    growth = Growth(net, optimizer, sample=x[:2], slots=["0", "1"], mode="min")
     said: list[str] = []
     for _ in range(40):
         for i in range(8):

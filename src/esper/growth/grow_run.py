@@ -276,8 +276,11 @@ class GrowRun:
                     for each in race.candidates
                     if each.beyond is not None
                 ]
-            elif fits:
-                self._raced = len(MOMENTS)  # A later race would get no more compute.
+            behind = bool(found) and found[0].lead < -found[0].error
+            if behind or (fits and not found):
+                # A network that is too small shows it in the first race, and an interrupted race would get no
+                # more compute later.
+                self._raced = len(MOMENTS)
             ledger.charge(race=limit.spent)
             self._race_note = TOO_SHORT if fits else NOTHING_FITS
             return RaceResult(tuple(found), race.probe.mean(race.base))

@@ -6,6 +6,7 @@ scale of the metric, since they compare changes of the metric with each other.""
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -23,16 +24,20 @@ FAVOURITES: Final = ("conv_light", "mlp_small")
 COPY, OF_TOKENS_ONLY = "stack", "flex_attention"
 EVALUATION: Final = HeuristicSettings()
 """Settings of the heuristic rules that keep or remove a planted seed."""
-SATURATED_SHARE: Final = 0.3
-"""A seed is planted if the next doubling of compute is expected to add less than 0.3 of all progress so far.
+SATURATED_SHARE: Final = 0.05
+"""A seed is planted if the next doubling of compute is expected to add less than 0.05 of all progress so far.
 
-If each doubling of compute adds the same progress, a seed is planted after ten times the compute of the first
-epoch.
+A sound MLP reaches 0.3 after 11 epochs, long before the end of its progress, and 0.05 after 60 epochs;
+networks that are too small reach 0.05 after 9 to 12 epochs (ADR 0058).
 """
 LEAST_EPOCHS: Final = 5
 """Smallest number of epochs to which a slope of the metric is fitted, counted from the last planting."""
-MOST_FAILURES: Final = 2
+MOST_FAILURES: Final = 1
 """Number of removed seeds after which SaturationController plants no more seeds."""
+JUDGED_EPOCHS: Final = 3
+"""Number of last epochs whose mean score decides whether a seed is kept; also its least age."""
+LATEST: Final = 2 / 3
+"""Fraction of the training after which no seed is planted, if the length of the training is known."""
 
 
 class SaturationController:
@@ -63,7 +68,7 @@ class SaturationController:
         """Clear the recorded validation scores and the list of removed seeds."""
         self._scores: list[float] = []
         self._spent: list[float] = []
-        self._grown_at = 0
+        self._grown_at, self._slope = 0, 0.0
         self._failed: set[tuple[int, int]] = set()
         self._tried: tuple[int, int] | None = None
 
@@ -78,14 +83,17 @@ class SaturationController:
         return Decisions(self._confirmed(keep_or_remove(table, self._space.rules, EVALUATION)))
 
     def _confirmed(self, actions: IntArray) -> IntArray:
-        """Replace FOSSILIZE by WAIT or PRUNE unless the mean score since planting exceeds all earlier scores.
+        """Replace FOSSILIZE by WAIT, and after ``stuck_epochs`` epochs by PRUNE, unless the seed pays.
 
         A network that was trained with a seed depends on it, so switching the seed off overestimates its
-        contribution. If the mean score since planting does not exceed all earlier scores, the seed is pruned
-        after ``stuck_epochs`` epochs."""
+        contribution. The scores of the last epochs must exceed the best score before planting, by more than
+        the trend before planting would have added for the compute spent since."""
         since, before = self._scores[self._grown_at :], self._scores[: self._grown_at]
-        is_kept = actions[0, Head.OP] == LifecycleOp.FOSSILIZE
-        if not (is_kept and since and before) or float(np.mean(since)) > max(before):
+        if actions[0, Head.OP] != LifecycleOp.FOSSILIZE or not (since and before):
+            return actions
+        doublings = math.log2(self._spent[-1] / self._spent[self._grown_at - 1])
+        needed = max(before) + max(self._slope, 0.0) * doublings
+        if len(since) >= JUDGED_EPOCHS and float(np.mean(since[-JUDGED_EPOCHS:])) > needed:
             return actions
         if len(since) < EVALUATION.stuck_epochs:
             return wait_everywhere(1)
@@ -107,7 +115,8 @@ class SaturationController:
         if len(self._failed) >= MOST_FAILURES:
             return False
         needed = 1 + EVALUATION.stuck_epochs
-        return self._epochs is None or len(self._scores) + needed <= self._epochs
+        last = math.inf if self._epochs is None else min(LATEST * self._epochs, self._epochs - needed)
+        return len(self._scores) <= last
 
     def _saturated(self) -> bool:
         """Return whether the score is predicted to rise too little in the next doubling of compute."""
@@ -115,5 +124,5 @@ class SaturationController:
         begin = max(self._grown_at, len(scores) // 2)
         if len(scores) - begin < LEAST_EPOCHS or not np.isfinite(scores).all():
             return False
-        slope = per_doubling(self._spent[begin:], scores[begin:]).slope
-        return slope <= SATURATED_SHARE * (max(scores) - scores[0])
+        self._slope = per_doubling(self._spent[begin:], scores[begin:]).slope
+        return self._slope <= SATURATED_SHARE * (max(scores) - scores[0])
