@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 # When torch is imported, OpenMP and MKL read these numbers of threads; subprocesses inherit the variables.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -25,6 +26,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     # examples.
     if not session.config.getoption("--hypothesis-profile"):
         settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def _fused_layers_stay_on() -> Iterator[None]:
+    """Fail a test that leaves torch's fused transformer layers switched off in its process."""
+    yield
+    is_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(True)
+    assert is_on
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

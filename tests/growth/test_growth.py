@@ -485,3 +485,23 @@ def test_state_with_hidden_units_is_refused_by_a_growth_without_blueprint_widen(
     with pytest.raises(BlueprintError, match="slot 0 has no pair of layers for them: none of the blueprints"):
         growth.load_state_dict(grown.state_dict())
     assert not growth.network.table.occupied.any()
+
+
+def test_parameter_order_of_the_optimiser_is_restored_when_a_state_with_other_seeds_is_loaded() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(net.parameters())
+    known = {"sample": torch.randn(2, 5), "slots": ["0", "2", "4"], "mode": "min", "controller": None}
+    growth = Growth(net, optimizer, **known)
+
+    def order() -> list[str]:
+        names = {id(p): name for name, p in net.named_parameters()}
+        return [names[id(p)] for p in optimizer.param_groups[0]["params"]]
+
+    growth.germinate("2", "norm")
+    before, state = order(), growth.state_dict()
+    growth.prune("2")
+    growth.germinate("2", "mlp_small")
+    growth.germinate("4", "mlp_small")
+    growth.load_state_dict(state)
+    assert order() == before == [name for name, _ in net.named_parameters()]

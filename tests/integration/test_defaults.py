@@ -6,9 +6,9 @@ from esper.run.run_config import PRESETS, RunConfig
 from esper.simic.config import TrainingConfig
 
 TRAINING = """
-task='digits_impaired' data=None rng_seed=0 envs=32 iterations=40 steps=None budget=None slots=None auto_forward=True
-vary_slots=False capacity=None context=False hidden_dim=256 critic='state_value' conditioned=True
-hold_heads=() reward_family='paired' rent=0.01 reward_scale=5.0 horizon_terminates=True
+task='digits_impaired' data=None rng_seed=0 envs=32 iterations=40 steps=None budget=None slots=None
+auto_forward=True vary_slots=False capacity=None context=False hidden_dim=256 critic='state_value'
+conditioned=True hold_heads=() reward_family='paired' rent=0.01 reward_scale=5.0 horizon_terminates=True
 update_epochs=6 learning_rate=0.001 clip=0.2 clip_per_head=False target_kl=0.03 gamma=None lam=0.95
 entropy_start=0.02 entropy_end=0.002 entropy_floor=0.1
 value_coefficient=0.5 value_clip=None max_grad_norm=1.0

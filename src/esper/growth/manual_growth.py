@@ -73,9 +73,7 @@ class ManualGrowth:
         notice_hooks()
         self._narrator = Narrator(self.network)
         self._checks = SanityChecks(self.network, self._narrator)
-        self._next_seed = 0
-        self._finished = False
-        self._change = NO_CHANGE
+        self._next_seed, self._finished, self._change = 0, False, NO_CHANGE
         self.recorder = Recorder(self.network.table, lambda: RowKey(0, 0, 0, None, self._narrator.epoch))
         self.ledger = ComputeLedger()
 

@@ -310,16 +310,16 @@ class MorphogeneticModel(nn.Module):
 
     def follow_state(self) -> None:
         """Update optimiser and slot table after ``host.load_state_dict`` has built or removed seeds."""
-        for index, slot in enumerate(self.slots):
-            if slot.graft is self._known.get(index):
-                continue
-            if index in self._known:
-                self._forget(index)
-                self.table.clear(0, index)
-            if slot.graft is not None:
-                self._bound.join(index, slot.place.module, slot.graft.parameters())
-                self._inform(index, slot.graft)
-                self._adopt(index, slot.graft)
+        changed = [i for i, slot in enumerate(self.slots) if slot.graft is not self._known.get(i)]
+        for index in self._known.keys() & changed:  # All leave before any joins: groups keep their order.
+            self._forget(index)
+            self.table.clear(0, index)
+        for index in changed:
+            graft = self.slots[index].graft
+            if graft is not None:
+                self._bound.join(index, self.slots[index].place.module, graft.parameters())
+                self._inform(index, graft)
+                self._adopt(index, graft)
 
     def _adopt(self, slot: int, graft: Graft) -> None:
         """Add a seed that ``load_state_dict`` has built to the slot table, with the alpha of the state
