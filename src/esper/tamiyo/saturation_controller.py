@@ -34,7 +34,7 @@ LEAST_EPOCHS: Final = 5
 """Smallest number of epochs to which a slope of the metric is fitted, counted from the last planting."""
 MOST_FAILURES: Final = 1
 """Number of removed seeds after which SaturationController plants no more seeds."""
-JUDGED_EPOCHS: Final = 3
+COMPARED_EPOCHS: Final = 3
 """Number of last epochs whose mean score decides whether a seed is kept; also its least age."""
 LATEST: Final = 2 / 3
 """Fraction of the training after which no seed is planted, if the length of the training is known."""
@@ -93,7 +93,7 @@ class SaturationController:
             return actions
         doublings = math.log2(self._spent[-1] / self._spent[self._grown_at - 1])
         needed = max(before) + max(self._slope, 0.0) * doublings
-        if len(since) >= JUDGED_EPOCHS and float(np.mean(since[-JUDGED_EPOCHS:])) > needed:
+        if len(since) >= COMPARED_EPOCHS and float(np.mean(since[-COMPARED_EPOCHS:])) > needed:
             return actions
         if len(since) < EVALUATION.stuck_epochs:
             return wait_everywhere(1)
