@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -93,15 +94,20 @@ def untouched(net: nn.Module, training: bool | None = None) -> Iterator[None]:
         yield
 
 
+_SWITCHING: Final = threading.RLock()
+"""Lock held while fused layers are switched off, which affects all threads."""
+
+
 @contextmanager
 def layer_by_layer() -> Iterator[None]:
     """Disable the fused path of torch's transformer layers, which skips hooks and FLOP counters."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
+    with _SWITCHING:
+        before = torch.backends.mha.get_fastpath_enabled()
+        try:
+            torch.backends.mha.set_fastpath_enabled(False)
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager
